@@ -1,0 +1,68 @@
+"""The exceptions a user can meet, each with the exit code the command line gives it.
+
+BitfitError
+├── UsageError (2)       a wrong option or value
+│   └── SelectionError   a selection that does not parse or names what the model lacks
+├── DataError (3)        a file, a column, a row, a label
+├── ModelError (4)       a base that cannot be found or loaded
+│   └── DeltaError       a delta that is damaged or belongs to another base
+├── Diverged (5)         no trial survived
+└── Interrupted (130)    stopped by the user; what was done can be resumed
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class BitfitError(Exception):
+    """Anything bitfit refuses to do, as one line that says what, where and what to do."""
+
+    exit_code = 1
+
+
+class UsageError(BitfitError):
+    """A wrong option or value."""
+
+    exit_code = 2
+
+
+class SelectionError(UsageError):
+    """A selection that does not parse or names what the model lacks."""
+
+
+class DataError(BitfitError):
+    """A file, a column, a row or a label that cannot be used."""
+
+    exit_code = 3
+
+
+class ModelError(BitfitError):
+    """A base that cannot be found or loaded."""
+
+    exit_code = 4
+
+
+class DeltaError(ModelError):
+    """A delta that is damaged or belongs to another base."""
+
+
+class Diverged(BitfitError):
+    """No trial survived."""
+
+    exit_code = 5
+
+
+class Interrupted(BitfitError):
+    """Stopped by the user; what was done can be resumed."""
+
+    exit_code = 130
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The half sentence that turns an unknown name into a correction: ' Did you mean "x"? Known: x, y.'"""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f' Did you mean "{close[0]}"?' if close else ""
+    return f"{hint} Known: {', '.join(known)}."
