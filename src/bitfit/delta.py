@@ -1,0 +1,180 @@
+"""The delta: the values of every entry that differs from the base, the head, and who they belong to.
+
+Importing, loading and inspecting a delta needs no torch; only `apply` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import tensorfile
+from .errors import DeltaError
+from .tensorfile import Array, Tensors
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .base import Base
+
+FORMAT = 1
+HEAD = "head."
+INDEX, VALUE = ".index", ".value"
+
+# What the metadata must hold, so that a reader can rely on it without looking.
+SCHEMA: dict[str, type | tuple[type, ...]] = {
+    "format": int,
+    "base": str,
+    "fingerprint": str,
+    "select": str,
+    "head": str,
+    "init": str,
+    "pool": str,
+    "task": str,
+    "labels": list,
+    "columns": dict,
+    "center": float,
+    "spread": float,
+    "max_length": int,
+    "metric": str,
+    "metrics": dict,
+    "trial": dict,
+    "trained": int,
+    "total": int,
+    "change": dict,
+    "versions": dict,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Delta:
+    """A few hundred kilobytes that turn a frozen base into a model of one task."""
+
+    tensors: Mapping[str, Array]  # parameter -> values; sparse: parameter.index and parameter.value; head.*
+    meta: Mapping[str, Any]
+
+    def save(self, path: str | Path) -> int:
+        """Write the file all or nothing; its size in bytes."""
+        return tensorfile.write(Path(path), self.tensors, self.meta)
+
+    def encode(self) -> bytes:
+        """The bytes `save` would write."""
+        return tensorfile.encode(self.tensors, self.meta)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Delta:
+        """Read a file and check everything that can be checked without the base."""
+        tensors, meta = tensorfile.read(Path(path))
+        return cls.checked(tensors, meta, str(path))
+
+    @classmethod
+    def checked(cls, tensors: Tensors, meta: dict[str, Any], where: str) -> Delta:
+        """A delta whose metadata and entries are as the format says; DeltaError otherwise."""
+        if meta.get("format") != FORMAT:
+            raise DeltaError(f"{where}: delta format {meta.get('format')!r}; this bitfit reads format {FORMAT}")
+        for key, kind in SCHEMA.items():
+            if not isinstance(meta.get(key), kind) or isinstance(meta.get(key), bool):
+                raise DeltaError(f"{where}: its metadata has no usable {key!r}")
+        if not all(isinstance(label, str) for label in meta["labels"]):
+            raise DeltaError(f"{where}: its labels are not all texts")
+        _check_change(meta["change"], where)
+        for name in tensors:
+            _check_dtype(name, tensors, where)
+        return cls(tensors, meta)
+
+    @property
+    def entries(self) -> dict[str, tuple[Array | None, Array]]:
+        """Encoder parameter -> (flat indices, or None for the whole tensor; values)."""
+        table: dict[str, tuple[Array | None, Array]] = {}
+        for name, array in self.tensors.items():
+            if name.startswith(HEAD) or name.endswith(INDEX):
+                continue
+            if name.endswith(VALUE):
+                table[name.removesuffix(VALUE)] = (self.tensors[name.removesuffix(VALUE) + INDEX], array)
+            else:
+                table[name] = (None, array)
+        return table
+
+    @property
+    def head(self) -> dict[str, Array]:
+        """The head's tensors by full name."""
+        return {name: array for name, array in self.tensors.items() if name.startswith(HEAD)}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes; empty for regression."""
+        return tuple(self.meta["labels"])
+
+    def check(self, base: Base) -> None:
+        """Refuse a base that is not the one the delta was trained on, or whose tensors do not fit."""
+        if self.meta["fingerprint"] != base.fingerprint:
+            raise DeltaError(
+                f"the delta was trained on {self.meta['base']} ({self.meta['fingerprint'][:12]}), "
+                f"not on {base.name} ({base.fingerprint[:12]}); pass its own base with --base"
+            )
+        shapes = {name: tuple(p.shape) for name, p in base.encoder.named_parameters()}
+        for name, (index, values) in self.entries.items():
+            _check_fit(name, index, values, shapes.get(name))
+
+    def apply(self, base: Base) -> Callable[[], None]:
+        """Write the encoder's part of the delta into the base; the answer undoes it, bit for bit."""
+        import torch
+
+        self.check(base)
+        parameters = dict(base.encoder.named_parameters())
+        before: dict[nn.Parameter, Any] = {}
+        with torch.no_grad():
+            for name, (index, values) in self.entries.items():
+                parameter = parameters[name]
+                before[parameter] = parameter.detach().clone()
+                write_entries(parameter, index, values)
+
+        def undo() -> None:
+            with torch.no_grad():
+                for parameter, original in before.items():
+                    parameter.copy_(original)
+
+        return undo
+
+
+def write_entries(target: Any, index: Array | None, values: Array) -> None:
+    """Put values into a torch tensor, whole or at flat indices."""
+    import torch
+
+    source = torch.from_numpy(np.array(values)).to(target.device)
+    if index is None:
+        target.copy_(source)
+    else:
+        target.view(-1)[torch.from_numpy(np.array(index)).to(target.device)] = source
+
+
+def _check_dtype(name: str, tensors: Tensors, where: str) -> None:
+    sparse = name.endswith((INDEX, VALUE))
+    stem = name.removesuffix(INDEX).removesuffix(VALUE)
+    if sparse and not (stem + INDEX in tensors and stem + VALUE in tensors and stem not in tensors):
+        raise DeltaError(f"{where}: {stem} must have both indices and values")
+    if (tensors[name].dtype.kind == "i") != name.endswith(INDEX):
+        raise DeltaError(f"{where}: {name} has the wrong number type")
+
+
+def _check_change(change: dict[str, Any], where: str) -> None:
+    for row in change.values():
+        good = isinstance(row, list) and all(value is None or isinstance(value, int | float) for value in row)
+        if not good or len(row) > 1000:
+            raise DeltaError(f"{where}: its change map is not a table of numbers")
+
+
+def _check_fit(name: str, index: Array | None, values: Array, shape: tuple[int, ...] | None) -> None:
+    if shape is None:
+        raise DeltaError(f"the delta changes {name}, which the base does not have")
+    if index is None:
+        if values.shape != shape:
+            raise DeltaError(f"the delta's {name} has shape {values.shape}, the base's {shape}")
+        return
+    ordered = index.ndim == 1 and index.shape == values.shape and bool(np.all(index[1:] > index[:-1]))
+    if not ordered or (index.size and not 0 <= index[0] <= index[-1] < np.prod(shape)):
+        raise DeltaError(f"the delta's entries of {name} do not lie in order inside shape {shape}")

@@ -1,0 +1,134 @@
+"""A base with the head of a task on it: encoded rows in, one row of outputs per text."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .anatomy import PART, Anatomy
+from .base import Base, empty_model
+from .delta import HEAD
+from .rows import Rows
+
+Place = tuple[nn.Module, str]
+
+
+class Pooled(nn.Module):
+    """The mean of a text's hidden states, then one linear layer."""
+
+    def __init__(self, width: int, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(width, outputs, device="meta")
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """Pool the real tokens of each row and classify."""
+        weight = mask.unsqueeze(-1).to(hidden.dtype)
+        mean = (hidden * weight).sum(1) / weight.sum(1)
+        return self.classifier(self.dropout(mean))  # type: ignore[no-any-return]
+
+
+class Model(nn.Module):
+    """Encoder and head of one task. Its head has no values of its own: a lane of the bank brings them."""
+
+    def __init__(self, base: Base, outputs: int, pool: str = "auto") -> None:
+        super().__init__()
+        self.base = base
+        self.pool = resolve_pool(base, pool)
+        self.whole: nn.Module
+        if self.pool == "mean":
+            self.whole = Pooled(base.width, outputs, _dropout(base.config))
+            outside = dict(self.whole.named_modules())
+        else:
+            self.whole = empty_model(copy.deepcopy(base.config), outputs)
+            prefix = str(self.whole.base_model_prefix)
+            setattr(self.whole, prefix, base.encoder)
+            outside = {n: m for n, m in self.whole.named_modules() if n != prefix and not n.startswith(prefix + ".")}
+        self.encoder = base.encoder
+        self.places = _places(dict(base.encoder.named_modules()))
+        self.places |= {HEAD + name: places for name, places in _places(outside).items()}
+
+    def forward(self, rows: Rows) -> Tensor:
+        """The outputs of token rows, one row per text: the stock model on a padded batch."""
+        batch = self._batch(rows)
+        if self.pool == "mean":
+            hidden = self.encoder(**batch).last_hidden_state
+            return self.whole(hidden, batch["attention_mask"])  # type: ignore[no-any-return]
+        return self.whole(**batch).logits  # type: ignore[no-any-return]
+
+    def _batch(self, rows: Rows) -> dict[str, Tensor]:
+        device = next(self.encoder.parameters()).device
+        ids, types, mask = (torch.from_numpy(a).to(device) for a in rows.padded(self.base.tokenizer.pad_token_id))
+        batch = {"input_ids": ids, "attention_mask": mask}
+        if "token_type_ids" in self.base.tokenizer.model_input_names:
+            batch["token_type_ids"] = types
+        return batch
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """The sites that can be selected: a pooler that mean pooling never calls is not among them."""
+        full = self.base.anatomy
+        if self.pool != "mean":
+            return full
+        return Anatomy(full.family, tuple(s for s in full.sites if PART[s.term] != "pooler"), full.layers)
+
+    @property
+    def head(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every parameter of the head, with what the checkpoint lacks of the encoder."""
+        unused = "pooler." if self.pool == "mean" else None
+        lacking = [name for name in self.base.missing if not (unused and name.startswith(unused))]
+        names = [name for name in self.places if name.startswith(HEAD)] + sorted(lacking)
+        return {name: tuple(self.original(name).shape) for name in names}
+
+    def original(self, name: str) -> nn.Parameter:
+        """The base's own parameter (of the head: its empty placeholder)."""
+        module, attribute = self.places[name][0]
+        parameter = module._parameters[attribute]
+        assert parameter is not None
+        return parameter
+
+    def head_start(self, seed: int) -> dict[str, Tensor]:
+        """Seeded start values of the head: normal weights, zero biases, as transformers initialises its heads."""
+        spread = float(getattr(self.base.config, "initializer_range", 0.02))
+        generator = torch.Generator().manual_seed(seed)
+        return {name: fresh(name, shape, spread, generator) for name, shape in self.head.items()}
+
+
+def fresh(name: str, shape: tuple[int, ...], spread: float, generator: torch.Generator) -> Tensor:
+    """A newly initialised tensor: zeros for a bias, ones for a gamma, normal for the rest."""
+    if name.endswith("bias") and len(shape) == 1:
+        return torch.zeros(shape)
+    if len(shape) == 1:
+        return torch.ones(shape)
+    return torch.empty(shape).normal_(0.0, spread, generator=generator)
+
+
+def resolve_pool(base: Base, pool: str) -> str:
+    """What `auto` means for this base; an architecture without a head of its own is mean-pooled."""
+    own = empty_model(copy.deepcopy(base.config))
+    if own.base_model is own:
+        return "mean"
+    return base.pooling if pool == "auto" else pool
+
+
+def _dropout(config: Any) -> float:
+    for key in ("classifier_dropout", "hidden_dropout_prob", "dropout"):
+        value = getattr(config, key, None)
+        if value is not None:
+            return float(value)
+    return 0.0
+
+
+def _places(modules: dict[str, nn.Module]) -> dict[str, list[Place]]:
+    # A tensor that two modules share is one parameter with two places, under its first name.
+    first: dict[int, str] = {}
+    places: dict[str, list[Place]] = {}
+    for path, module in modules.items():
+        for attribute, parameter in module._parameters.items():
+            if parameter is not None:
+                name = first.setdefault(id(parameter), f"{path}.{attribute}" if path else attribute)
+                places.setdefault(name, []).append((module, attribute))
+    return places

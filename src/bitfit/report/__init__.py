@@ -1,0 +1,1 @@
+"""Results turned into tables, figures and one page; nothing here imports torch."""

@@ -1,0 +1,48 @@
+"""Token rows of many texts, without padding: what the bank takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .tensorfile import Array
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Token rows of many texts without padding: one flat array and where each row starts."""
+
+    ids: Array
+    types: Array
+    starts: Array  # one more than there are rows
+    cut: int = 0  # how many texts were longer than the maximum length
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> Array:
+        """Tokens per row."""
+        return np.diff(self.starts)
+
+    def take(self, chosen: Array) -> Rows:
+        """The chosen rows, in this order."""
+        lengths = self.lengths[chosen]
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        source = np.repeat(self.starts[:-1][chosen] - starts[:-1], lengths) + np.arange(starts[-1])
+        return Rows(self.ids[source], self.types[source], starts)
+
+    def padded(self, pad: int) -> tuple[Array, Array, Array]:
+        """Ids, segment ids and mask side by side, padded to the longest row."""
+        place = np.arange(self.lengths.max(initial=1))
+        mask = place < self.lengths[:, None]
+        ids, types = np.full(mask.shape, pad, np.int64), np.zeros(mask.shape, np.int64)
+        ids[mask], types[mask] = self.ids, self.types
+        return ids, types, mask.astype(np.int64)
+
+
+def by_length(rows: Rows, size: int) -> list[Array]:
+    """All row numbers in batches of like length, longest first, so that little is padded."""
+    order = np.argsort(-rows.lengths, kind="stable")
+    return [order[i : i + size] for i in range(0, len(order), size)]

@@ -1,0 +1,200 @@
+"""A safetensors file that is written all or nothing and read without trust.
+
+Deltas and checkpoints are both such files: named arrays, one JSON metadata entry, and inside it a SHA-256 over
+everything else. Reading parses the header here, with no torch and no code from the file, because the checks a
+hostile file needs (duplicate names, overlaps, sizes) have to come before any allocation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import DeltaError
+
+Array = npt.NDArray[Any]
+Tensors = dict[str, Array]
+
+ENTRY = "bitfit"
+DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")
+MAX_HEADER = 16 << 20
+MAX_TENSORS = 20_000
+MAX_NAME = 256
+
+
+def write(path: Path, tensors: Mapping[str, Array], meta: Mapping[str, Any]) -> int:
+    """Write the file all or nothing; its size in bytes. What stood at `path` before stays until the very end."""
+    data = encode(tensors, meta)
+    replace(path, data)
+    return len(data)
+
+
+def encode(tensors: Mapping[str, Array], meta: Mapping[str, Any]) -> bytes:
+    """The bytes of the file: the same arrays and metadata give the same bytes."""
+    names = sorted(tensors)
+    arrays = {name: np.ascontiguousarray(tensors[name]) for name in names}
+    signed = {**meta, "sha256": digest(arrays, meta)}
+    header: dict[str, Any] = {"__metadata__": {ENTRY: json.dumps(signed, sort_keys=True, allow_nan=False)}}
+    offset = 0
+    for name in names:
+        array = arrays[name]
+        header[name] = {
+            "dtype": CODES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([struct.pack("<Q", len(text)), text, *(arrays[name].tobytes() for name in names)])
+
+
+def digest(tensors: Mapping[str, Array], meta: Mapping[str, Any]) -> str:
+    """SHA-256 over the metadata (its own digest aside) and over each array's name, type, shape and bytes."""
+    rest = {key: value for key, value in meta.items() if key != "sha256"}
+    state = hashlib.sha256(json.dumps(rest, sort_keys=True, allow_nan=False).encode())
+    for name in sorted(tensors):
+        array = tensors[name]
+        state.update(f"\n{name} {CODES[array.dtype]} {array.shape}\n".encode())
+        state.update(np.ascontiguousarray(array).data)
+    return state.hexdigest()
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Put `data` at `path` in one step: temporary name, sync, rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise DeltaError(f"{path}: cannot be written ({error.strerror}); what was there before is untouched") from error
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    # Without it a power cut may forget the rename; Windows cannot open folders and needs none.
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(folder, os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def read(path: Path, finite: bool = True) -> tuple[Tensors, dict[str, Any]]:
+    """The arrays and the metadata of a file that passes every check; DeltaError otherwise."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DeltaError(f"{path}: cannot be read ({error.strerror})") from error
+    return decode(data, str(path), finite)
+
+
+def decode(data: bytes, where: str, finite: bool = True) -> tuple[Tensors, dict[str, Any]]:
+    """Check and take apart the bytes of a file; `where` names it in errors."""
+
+    def refuse(why: str) -> DeltaError:
+        return DeltaError(f"{where}: not a usable bitfit file: {why}")
+
+    try:
+        return _decode(data, refuse, finite)
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise refuse(str(error)[:200]) from error
+
+
+def _decode(data: bytes, refuse: Callable[[str], DeltaError], finite: bool) -> tuple[Tensors, dict[str, Any]]:
+    if len(data) < 8:
+        raise refuse("it is shorter than a header")
+    size = struct.unpack("<Q", data[:8])[0]
+    if size > MAX_HEADER or 8 + size > len(data):
+        raise refuse("its header is cut off or too large")
+    header = json.loads(data[8 : 8 + size].decode(), object_pairs_hook=_unique)
+    if not isinstance(header, dict) or len(header) > MAX_TENSORS:
+        raise refuse("its header is not a table of at most 20,000 arrays")
+    meta = _metadata(header.pop("__metadata__", None), refuse)
+    tensors = _arrays(header, data, 8 + size, refuse)
+    for name, array in tensors.items():
+        if finite and array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise refuse(f"{name} holds NaN or infinity")
+    if meta.get("sha256") != digest(tensors, meta):
+        raise refuse("its digest differs from its content; the file is damaged or was edited")
+    return tensors, meta
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return table
+
+
+def _constant(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _metadata(entry: object, refuse: Callable[[str], DeltaError]) -> dict[str, Any]:
+    if not isinstance(entry, dict) or not isinstance(entry.get(ENTRY), str):
+        raise refuse("it has no bitfit metadata")
+    meta = json.loads(entry[ENTRY], object_pairs_hook=_unique, parse_constant=_constant)
+    if not isinstance(meta, dict):
+        raise refuse("its metadata is not a table")
+    return meta
+
+
+def _arrays(header: dict[str, Any], data: bytes, start: int, refuse: Callable[[str], DeltaError]) -> Tensors:
+    spans: list[tuple[int, int]] = []
+    tensors: Tensors = {}
+    for name, entry in header.items():
+        if len(name) > MAX_NAME or not NAME.fullmatch(name):
+            raise refuse(f"{name[:40]!r} is no parameter name")
+        dtype, shape, low, high = _entry(entry, name, refuse)
+        count = math.prod(shape)
+        if high - low != count * dtype.itemsize or start + high > len(data):
+            raise refuse(f"{name} does not have the size its shape says")
+        spans.append((low, high))
+        tensors[name] = np.frombuffer(data, dtype, count, start + low).reshape(shape)
+    end = 0
+    for low, high in sorted(spans):
+        if low != end:
+            raise refuse("its arrays overlap or leave gaps")
+        end = high
+    if start + end != len(data):
+        raise refuse("it is longer than its arrays")
+    return tensors
+
+
+def _entry(
+    entry: object, name: str, refuse: Callable[[str], DeltaError]
+) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise refuse(f"{name} is not described as safetensors describes an array")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if entry["dtype"] not in ("F32", "I64"):
+        raise refuse(f"{name} has type {str(entry['dtype'])[:20]!r}; only F32 and I64 occur in a bitfit file")
+    if not _naturals(shape) or len(shape) > 8 or not _naturals(offsets) or len(offsets) != 2:
+        raise refuse(f"{name} has no usable shape or offsets")
+    return DTYPES[entry["dtype"]], tuple(shape), offsets[0], offsets[1]
+
+
+def _naturals(value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 48 for item in value)

@@ -1,0 +1,504 @@
+"""Training: a labelled file and a frozen base in, trials trained on a bank, the best one out as a delta."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+
+from . import __version__, data, tensorfile
+from .bank import Bank, change_map, lane_of_delta, lane_to_train
+from .base import Base, load_base
+from .checkpoint import Store
+from .data import Dataset, Examples
+from .delta import FORMAT, Delta
+from .encode import Encoder
+from .errors import Diverged, Interrupted, UsageError
+from .model import Model
+from .plan import Plan, Trial
+from .rows import Rows, by_length
+from .selection import select
+from .stop import Stop
+from .tasks import Task
+from .tasks.metrics import Score, majority, score
+from .tensorfile import Array, Tensors
+
+LOSS_POINTS = 1000
+EVALUATION_ROWS = 64
+TRAIN_SCORE_ROWS = 2000
+WARMUP = 0.06
+LANES = 16
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all trials of a run share: the task and its encoded data, on one base."""
+
+    base: Base
+    task: Task
+    dataset: Dataset
+    encoder: Encoder
+    train: Rows
+    dev: Rows
+    stop: Stop
+    device: torch.device
+
+    def losses(self, runners: list[Runner], step: int) -> list[Tensor]:
+        """Each lane's loss on its own batch of this step, under its own dropout stream."""
+        golds = self.dataset.train.labels
+        chosen = {r.k: batch_rows(r.trial, step, len(self.train)) for r in runners}
+        streams = {r.k: stream(r.trial.seed, step) for r in runners}
+        logits = runners[0].bank.logits({k: self.train.take(rows) for k, rows in chosen.items()}, streams)
+        return [self.task.loss(logits[r.k], self.targets([golds[i] for i in chosen[r.k]])) for r in runners]
+
+    def targets(self, labels: Sequence[float]) -> Tensor:
+        """Gold labels where the loss is computed."""
+        return self.task.targets(labels, self.device)
+
+    def outputs(self, bank: Bank, k: int, rows: Rows) -> Array:
+        """Lane k's outputs for all rows, in their order."""
+        out = np.zeros((len(rows), self.task.outputs), np.float32)
+        with torch.inference_mode():
+            for chosen in by_length(rows, EVALUATION_ROWS):
+                self.stop.check()
+                out[chosen] = bank.logits({k: rows.take(chosen)})[k].cpu().numpy()
+        return out
+
+
+@dataclass(eq=False)
+class Runner:
+    """One lane on its way: its optimiser, its best checkpoint, its history."""
+
+    trial: Trial
+    bank: Bank
+    k: int
+    status: str = "running"  # running, done or diverged
+    best: float = -math.inf
+    best_step: int = 0
+    evaluated: int = -1  # the step of the last evaluation
+    history: list[dict[str, Any]] = field(default_factory=list)
+    pending: list[float] = field(default_factory=list)  # sum and count of losses not yet in the history
+
+    def __post_init__(self) -> None:
+        self.flat = self.bank.trained(self.k)
+        self.best_values = self.flat.detach().clone()
+        trial = self.trial
+        self.optimiser = torch.optim.AdamW([self.flat], trial.lr, weight_decay=trial.weight_decay, fused=True)
+
+    def learn(self, step: int, total: int, value: float) -> None:
+        """One step by the lane's gradient; a loss or gradient that is no number ends the lane before it moves."""
+        norm = float(self.bank.gradients[self.k].norm())
+        if not math.isfinite(value) or not math.isfinite(norm):
+            self.diverge(step)
+            return
+        if 0 < self.trial.clip < norm:
+            self.bank.gradients[self.k].mul_(self.trial.clip / norm)
+        self.optimiser.param_groups[0]["lr"] = self.trial.lr * schedule(self.trial.schedule, step, total)
+        self.optimiser.step()
+        self.bank.gradients[self.k].zero_()
+        self._record(step, total, value)
+
+    def diverge(self, step: int) -> None:
+        """End the lane; it touches no other."""
+        self.status = "diverged"
+        self.history.append({"step": step, "diverged": True})
+
+    def _record(self, step: int, total: int, value: float) -> None:
+        self.pending.append(value)
+        if len(self.pending) >= math.ceil(total / LOSS_POINTS) or step == total:
+            self.history.append({"step": step, "loss": sum(self.pending) / len(self.pending)})
+            self.pending.clear()
+
+    def keep_best(self, step: int, epoch: float, loss: float, result: float) -> None:
+        """Note an evaluation; the best one so far keeps its values."""
+        self.history.append({"step": step, "epoch": epoch, "dev_loss": loss, "dev_score": result})
+        self.evaluated = step
+        if result > self.best:
+            self.best, self.best_step = result, step
+            self.best_values.copy_(self.flat.detach())
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything a later process needs to go on exactly here."""
+        facts = {name: getattr(self, name) for name in _FACTS}
+        facts["best"] = self.best if math.isfinite(self.best) else None
+        moments = self.optimiser.state.get(self.flat, {})
+        tensors = {"value": self.flat.detach(), "best": self.best_values}
+        tensors |= {name: moments[name] for name in ("exp_avg", "exp_avg_sq") if name in moments}
+        return tensors, facts
+
+    def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any], step: int) -> None:
+        """Go on where `state` was taken."""
+        for name in _FACTS:
+            setattr(self, name, facts[name])
+        self.best = -math.inf if facts["best"] is None else facts["best"]
+        with torch.no_grad():
+            self.flat.copy_(tensors["value"])
+            self.best_values.copy_(tensors["best"])
+        if "exp_avg" in tensors:
+            moments = {name: tensors[name].to(self.flat.device).clone() for name in ("exp_avg", "exp_avg_sq")}
+            self.optimiser.state[self.flat] = {"step": torch.tensor(float(step)), **moments}
+
+
+_FACTS = ("status", "best", "best_step", "evaluated", "history", "pending")
+
+
+def schedule(kind: str, step: int, total: int) -> float:
+    """The share of the learning rate at a step (from 1): constant, or linear warm-up and linear decay to 0."""
+    if kind == "constant":
+        return 1.0
+    warm = max(1, int(WARMUP * total))
+    return min(step / warm, (total - step + 1) / max(1, total - warm + 1))
+
+
+def stream(seed: int, step: int) -> int:
+    """The seed of a lane's dropout at a step: a function of these two alone, so a resumed run draws the same."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {step}".encode(), digest_size=7).digest())
+
+
+def batch_rows(trial: Trial, step: int, rows: int) -> Array:
+    """Which training rows a trial sees at a step (from 1): its own seeded order, anew each epoch."""
+    epoch, place = divmod(step - 1, steps_per_epoch(trial, rows))
+    return _order(trial.seed, epoch, rows)[place * trial.batch : (place + 1) * trial.batch]
+
+
+@lru_cache(maxsize=256)
+def _order(seed: int, epoch: int, rows: int) -> Array:
+    return np.random.default_rng((seed, epoch)).permutation(rows)
+
+
+def steps_per_epoch(trial: Trial, rows: int) -> int:
+    """Batches that cover the training rows once."""
+    return math.ceil(rows / trial.batch)
+
+
+def evaluation_steps(trial: Trial, rows: int) -> set[int]:
+    """The steps after which a trial is evaluated: evenly over each epoch, always at its end."""
+    steps, parts = steps_per_epoch(trial, rows), trial.evals_per_epoch
+    return {max(1, round(steps * part / parts)) for part in range(1, trial.epochs * parts + 1)}
+
+
+def fit(job: Job, runners: list[Runner], part: int, store: Store, watch: Watch) -> None:
+    """Train the lanes of one pass to the end, from wherever its last checkpoint stands."""
+    trial = runners[0].trial
+    total = trial.epochs * steps_per_epoch(trial, len(job.train))
+    evaluations = evaluation_steps(trial, len(job.train))
+    step = resume(store, part, runners)
+    try:
+        evaluate_lanes(job, runners, step, evaluations)
+        while step < total and any(runner.status == "running" for runner in runners):
+            job.stop.check()
+            step += 1
+            running = [runner for runner in runners if runner.status == "running"]
+            losses = job.losses(running, step)
+            torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+            for runner, loss in zip(running, losses, strict=True):
+                runner.learn(step, total, float(loss.detach()))
+            evaluate_lanes(job, runners, step, evaluations)
+            watch(part, step, total, runners)
+            if store.due():
+                checkpoint(store, part, step, runners)
+    except Interrupted:
+        checkpoint(store, part, step, runners)
+        raise
+    for runner in runners:
+        runner.status = "done" if runner.status == "running" else runner.status
+    checkpoint(store, part, step, runners)
+
+
+def evaluate_lanes(job: Job, runners: list[Runner], step: int, evaluations: set[int]) -> None:
+    """Evaluate every running lane that is due at this step and has not been evaluated there yet."""
+    if step not in evaluations:
+        return
+    golds = job.dataset.dev.labels
+    for runner in runners:
+        if runner.status == "running" and runner.evaluated != step:
+            logits = job.outputs(runner.bank, runner.k, job.dev)
+            if not np.isfinite(logits).all():
+                runner.diverge(step)
+                continue
+            loss = float(job.task.loss(torch.from_numpy(logits), job.task.targets(golds, torch.device("cpu"))))
+            result = score(job.task.metric, job.task.predictions(logits), golds, len(job.task.labels) or None)
+            epoch = step / steps_per_epoch(runner.trial, len(job.train))
+            runner.keep_best(step, epoch, loss, result)
+
+
+def checkpoint(store: Store, part: int, step: int, runners: list[Runner]) -> None:
+    """Write the state of all lanes of a pass."""
+    tensors: Tensors = {}
+    facts = []
+    for k, runner in enumerate(runners):
+        state, fact = runner.state()
+        tensors |= {f"lane{k}.{name}": tensor.cpu().numpy() for name, tensor in state.items()}
+        facts.append(fact)
+    store.save(part, step, tensors, {"lanes": facts})
+
+
+def resume(store: Store, part: int, runners: list[Runner]) -> int:
+    """Bring the lanes of a pass to their last checkpoint; the step it was taken after, 0 if there is none."""
+    found = store.load(part)
+    if found is None:
+        return 0
+    step, arrays, facts = found
+    for k, (runner, fact) in enumerate(zip(runners, facts["lanes"], strict=True)):
+        prefix = f"lane{k}."
+        own = {name.removeprefix(prefix): torch.from_numpy(a) for name, a in arrays.items() if name.startswith(prefix)}
+        runner.restore(own, fact, step)
+    return step
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What became of one trial."""
+
+    trial: Trial
+    status: str  # done or diverged
+    scores: dict[str, dict[str, Score]]  # "dev", "train", and for the best trial "test"
+    history: list[dict[str, Any]]
+    delta: Delta | None
+
+    @property
+    def dev(self) -> float | None:
+        """The dev score by the trial's metric, of its best checkpoint."""
+        return self.scores["dev"][self.trial.metric].value if self.delta is not None else None
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """All trials of a grid and the best of them."""
+
+    trials: list[Outcome]
+    best: Outcome
+    majority: float
+    dataset: Dataset
+    notes: tuple[str, ...]
+
+
+Watch = Callable[[int, int, int, list[Runner]], None]
+Note = Callable[[str], None]
+
+
+def train(
+    source: str | Path | Dataset,
+    base: Base | str | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+    say: Note | None = None,
+    checkpoint_seconds: float | None = None,
+    **plan: Any,
+) -> Run:
+    """Train a grid of trials on a labelled file and keep the best by dev score.
+
+    `plan` is any field of Plan: select, lr, seed, epochs, ... With `out` the best delta is written there, and
+    checkpoints and histories beside it, so that `resume=True` goes on after any interruption.
+    """
+    asked = Plan(**plan)
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        (say or (lambda _: None))(text)
+
+    with _threads(asked.threads):
+        job, trials = prepare(source, base, asked, note)
+        folder = run_folder(out) if out is not None else None
+        store = Store(folder, run_key(job, trials), *([] if checkpoint_seconds is None else [checkpoint_seconds]))
+        if not resume:
+            store.clear()
+        outcomes: list[Outcome] = []
+        with job.stop.listening(), torch.random.fork_rng(devices=[]):
+            for part, group in enumerate(passes(job, trials, asked.lanes)):
+                outcomes += run_pass(job, group, part, store, watch or (lambda *_: None), note)
+            best = _best(job, outcomes)
+        run = Run(outcomes, best, _majority(job), job.dataset, tuple(notes))
+        if out is not None and folder is not None:
+            _write(run, Path(out), folder)
+            store.clear()
+    return run
+
+
+def prepare(source: str | Path | Dataset, base: Base | str | None, asked: Plan, note: Note) -> tuple[Job, list[Trial]]:
+    """Read the data, load the base, encode: everything before the first step."""
+    if isinstance(source, Dataset):
+        dataset = source
+    else:
+        dataset = data.load(
+            source, text=asked.text, text_pair=asked.text_pair, label=asked.label, train_size=asked.train_size
+        )
+    for text in dataset.notes:
+        note(text)
+    task = Task.of(dataset.kind, dataset.labels, asked.metric).fitted(dataset.train.labels)
+    device = pick_device(asked.device)
+    loaded = (base if isinstance(base, Base) else load_base(base)).to(device)
+    encoder = Encoder(loaded, asked.max_length)
+    train_rows, dev_rows = (encoder(part.texts, part.pairs) for part in (dataset.train, dataset.dev))
+    if train_rows.cut > 0.02 * len(train_rows):
+        share = f"{train_rows.cut / len(train_rows):.0%}"
+        note(f"{share} of the training texts are cut at {encoder.max_length} tokens; --max-length reads more.")
+    job = Job(loaded, task, dataset, encoder, train_rows, dev_rows, Stop(), device)
+    pool = Model(loaded, task.outputs, asked.pool).pool
+    return job, asked.trials(loaded, task, encoder.max_length, pool)
+
+
+def passes(job: Job, trials: list[Trial], lanes: int | None) -> list[list[Trial]]:
+    """Which trials train together: a function of the trials alone. Whole matrices train alone."""
+    groups: list[list[Trial]] = []
+    anatomy = job.base.anatomy
+    for trial in trials:
+        chosen = select(anatomy, trial.select, trial.seed)
+        alone = any(index is None and len(chosen.shapes[name]) > 1 for name, index in chosen.entries.items())
+        room = 1 if alone else lanes or LANES
+        if groups and groups[-1][0].batch == trial.batch and len(groups[-1]) < room:
+            groups[-1].append(trial)
+        else:
+            groups.append([trial])
+    return groups
+
+
+def run_pass(job: Job, trials: list[Trial], part: int, store: Store, watch: Watch, note: Note) -> list[Outcome]:
+    """Train one group of trials as the lanes of one bank."""
+    model = Model(job.base, job.task.outputs, trials[0].pool)
+    lanes = []
+    for trial in trials:
+        chosen = select(model.anatomy, trial.select, trial.seed)
+        lanes.append(lane_to_train(model, chosen, trial.head, trial.init, trial.seed))
+        for text in chosen.notes if part == 0 and trial is trials[0] else ():
+            note(text)
+    if not all(lane.trained for lane in lanes):
+        raise UsageError(f"--select {trials[0].select} --head {trials[0].head}: nothing is left to train")
+    bank = Bank(model, lanes)
+    runners = [Runner(trial, bank, k) for k, trial in enumerate(trials)]
+    fit(job, runners, part, store, watch)
+    return [finish(job, model, runner) for runner in runners]
+
+
+def finish(job: Job, model: Model, runner: Runner) -> Outcome:
+    """Take a lane's best checkpoint, score it on dev and train by the same code, and make it a delta."""
+    if runner.status == "diverged":
+        return Outcome(runner.trial, runner.status, {}, runner.history, None)
+    with torch.no_grad():
+        runner.flat.copy_(runner.best_values)
+    sample = np.random.default_rng(0).permutation(len(job.train))[:TRAIN_SCORE_ROWS]
+    part = job.dataset.train.take(sample.tolist())
+    rows = {"dev": (job.dev, job.dataset.dev), "train": (job.encoder(part.texts, part.pairs), part)}
+    scores = {
+        name: job.task.scores(job.outputs(runner.bank, runner.k, encoded), examples.labels)
+        for name, (encoded, examples) in rows.items()
+    }
+    ending = {"train_score": scores["train"][runner.trial.metric].value, "rows": len(part)}
+    tensors = runner.bank.tensors(runner.k)
+    meta = describe(job, model, runner, tensors, scores)
+    return Outcome(runner.trial, runner.status, scores, [*runner.history, ending], Delta(tensors, meta))
+
+
+def describe(job: Job, model: Model, runner: Runner, tensors: Tensors, scores: Any) -> dict[str, Any]:
+    """The metadata of a delta: who it is, what it does, how it was made. No time, path or host."""
+    trial, columns = runner.trial, job.dataset.columns
+    return {
+        "format": FORMAT,
+        "base": job.base.name,
+        "fingerprint": job.base.fingerprint,
+        "select": trial.select,
+        "head": trial.head,
+        "init": trial.init,
+        "pool": trial.pool,
+        "task": job.task.kind,
+        "labels": list(job.task.labels),
+        "center": job.task.center,
+        "spread": job.task.spread,
+        "columns": {"text": columns.text, "text_pair": columns.text_pair, "label": columns.label},
+        "max_length": trial.max_length,
+        "metric": trial.metric,
+        "metrics": {name: {m: asdict(s) for m, s in table.items()} for name, table in scores.items()},
+        "trial": {**asdict(trial), "best_step": runner.best_step, "train_rows": len(job.train)},
+        "trained": runner.bank.lanes[runner.k].trained,
+        "total": job.base.anatomy.total + sum(math.prod(shape) for shape in model.head.values()),
+        "change": change_map(model, tensors),
+        "versions": {"bitfit": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _best(job: Job, outcomes: list[Outcome]) -> Outcome:
+    done = [outcome for outcome in outcomes if outcome.delta is not None]
+    if not done:
+        rates = ", ".join(f"{outcome.trial.lr:g}" for outcome in outcomes)
+        raise Diverged(f"every trial diverged (rates {rates}): the loss was no number; try smaller --lr")
+    best = max(done, key=lambda outcome: outcome.dev or 0.0)
+    if job.dataset.test is None:
+        return best
+    return _tested(job, best, job.dataset.test)
+
+
+def _tested(job: Job, best: Outcome, test: Examples) -> Outcome:
+    assert best.delta is not None
+    model = Model(job.base, job.task.outputs, best.trial.pool)
+    bank = Bank(model, [lane_of_delta(model, best.delta)])
+    scores = job.task.scores(job.outputs(bank, 0, job.encoder(test.texts, test.pairs)), test.labels)
+    metrics = {**best.delta.meta["metrics"], "test": {m: asdict(s) for m, s in scores.items()}}
+    delta = Delta(best.delta.tensors, {**best.delta.meta, "metrics": metrics})
+    return replace(best, scores={**best.scores, "test": scores}, delta=delta)
+
+
+def _majority(job: Job) -> float:
+    return majority(job.dataset.train.labels, job.dataset.dev.labels, job.task.kind, job.task.metric)
+
+
+def run_folder(out: str | Path) -> Path:
+    """Where a run keeps its histories and, while it is under way, its checkpoints: NAME.run beside the delta."""
+    path = Path(out)
+    return path.with_name(path.name.removesuffix(".safetensors") + ".run")
+
+
+def run_key(job: Job, trials: list[Trial]) -> str:
+    """A digest of everything that decides the outcome, so that checkpoints are never mixed up."""
+    state = hashlib.sha256(json.dumps([asdict(trial) for trial in trials], sort_keys=True).encode())
+    state.update(f"{__version__} {job.base.fingerprint} {job.task}".encode())
+    for part in (job.dataset.train, job.dataset.dev):
+        state.update(json.dumps([part.texts, part.pairs, part.labels]).encode())
+    return state.hexdigest()
+
+
+def _write(run: Run, out: Path, folder: Path) -> None:
+    assert run.best.delta is not None
+    for outcome in run.trials:
+        trial = outcome.trial
+        lines = [{"trial": asdict(trial), "status": outcome.status}, *outcome.history]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        name = f"lr{trial.lr:g}-batch{trial.batch}-seed{trial.seed}.jsonl"
+        tensorfile.replace(folder / name, text.encode())
+    run.best.delta.save(out)
+
+
+def pick_device(name: str) -> torch.device:
+    """The named device; `auto` takes an accelerator where there is one."""
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        name = next(known for known in ("cuda", "mps", "cpu") if available[known])
+    if not available[name]:
+        raise UsageError(
+            f"--device {name}: not available here; this machine has {', '.join(k for k in available if available[k])}"
+        )
+    return torch.device(name)
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
