@@ -1,3 +1,34 @@
 """Fine-tune a frozen transformer by changing almost nothing of it."""
 
+from importlib import import_module
+from typing import Any
+
 __version__ = "0.1.0"
+
+# Name -> module. Loaded on first use, because torch takes seconds and `bitfit --help` must not.
+_HOMES = {
+    "load_base": "base",
+    "Base": "base",
+    "train": "train",
+    "Run": "train",
+    "Plan": "plan",
+    "predict": "predict",
+    "Predictor": "predict",
+    "export": "export",
+    "select": "audit",
+    "count": "audit",
+    "Selection": "selection",
+    "Delta": "delta",
+    "Bank": "bank",
+    "Model": "model",
+    "Task": "tasks",
+}
+__all__ = ["__version__", *sorted(_HOMES)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bitfit' has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value

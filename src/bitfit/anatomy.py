@@ -26,6 +26,9 @@ PART: Mapping[str, str] = {
 }
 """Which part of a model a term is counted under."""
 
+HEADS = ("full", "bias", "frozen")
+"""What of the head trains: every paper treats it apart from the selection."""
+
 
 @dataclass(frozen=True, slots=True)
 class Site:

@@ -18,15 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .anatomy import Site
+from .anatomy import HEADS, Site
 from .delta import INDEX, VALUE, Delta
 from .errors import DeltaError, UsageError
 from .model import Model, fresh
 from .rows import Rows
 from .selection import Selection, parse_init, select
 from .tensorfile import Array, Tensors
-
-HEADS = ("full", "bias", "frozen")
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Store:
         self._wait = max(self._seconds, SHARE * (self._last - began))
 
     def load(self, part: int) -> tuple[int, Tensors, dict[str, Any]] | None:
-        """The newest usable state of pass `part` as (step, tensors, facts); a damaged one gives way to the one before."""
+        """The newest usable state of a pass as (step, tensors, facts); a damaged one gives way to the one before."""
         for path in reversed(self._files(part)):
             try:
                 tensors, facts = tensorfile.read(path, finite=False)

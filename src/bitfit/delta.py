@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import tensorfile
+from .anatomy import TERMS
 from .errors import DeltaError
 from .tensorfile import Array, Tensors
 
@@ -108,6 +109,12 @@ class Delta:
     def labels(self) -> tuple[str, ...]:
         """The names of the classes; empty for regression."""
         return tuple(self.meta["labels"])
+
+    @property
+    def change(self) -> dict[str, list[float | None]]:
+        """Mean absolute change per term and layer, terms in the papers' order."""
+        table = self.meta["change"]
+        return {term: table[term] for term in sorted(table, key=lambda t: TERMS.index(t) if t in TERMS else len(TERMS))}
 
     def check(self, base: Base) -> None:
         """Refuse a base that is not the one the delta was trained on, or whose tensors do not fit."""

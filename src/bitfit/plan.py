@@ -1,17 +1,21 @@
-"""What to train: a trial is one training with all that decides it; a plan is a grid of trials as a user asks for it."""
+"""What to train: a trial is one training with all that decides it; a plan is a grid of trials as a user asks for it.
+
+The command line is made from Plan's fields, so importing this module must stay cheap: no torch, no numpy.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
-from .bank import HEADS
-from .base import Base
+from .anatomy import HEADS
 from .errors import UsageError, suggest
-from .selection import check, parse_init
-from .tasks import Task
+
+if TYPE_CHECKING:
+    from .base import Base
+    from .tasks import Task
 
 NARROW = 512  # up to this width the larger rates won on real tasks (LOG.md)
 
@@ -37,65 +41,78 @@ class Trial:
     metric: str
 
 
+def _option(default: Any, text: str, read: Callable[[str], Any] = str, choices: Sequence[str] = ()) -> Any:
+    return field(default=default, metadata={"help": text, "read": read, "choices": choices})
+
+
+def _list_of(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    def read(text: str) -> list[Any]:
+        return [kind(part) for part in text.split(",")]
+
+    return read
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a user asks of `train`: several rates, batch sizes or seeds make a grid of trials."""
 
-    select: str = "bias"
-    head: str = "full"
-    init: str = "keep"
-    pool: str = "auto"
-    lr: Sequence[float] | float | None = None  # None: what suits the selection
-    batch: Sequence[int] | int = 8
-    seed: Sequence[int] | int = 0
-    epochs: int = 5
-    evals_per_epoch: int = 2
-    schedule: str = "constant"
-    weight_decay: float = 0.0
-    clip: float = 1.0
-    max_length: int | None = None
-    train_size: int | None = None
-    metric: str | None = None
-    text: str | None = None
-    text_pair: str | None = None
-    label: str | None = None
-    lanes: int | None = None
-    threads: int | None = None
-    device: str = "auto"
+    select: str = _option("bias", "what trains: bias, b_q + b_m2, bias@last4, random(all, 0.1%), all, none, ...")
+    head: str = _option("full", "what of the head trains", choices=HEADS)
+    init: str = _option("keep", "start values: keep, zero(SELECTION) or reinit(SELECTION)")
+    pool: str = _option("auto", "what the head sees; auto: what the base declares", choices=("auto", "cls", "mean"))
+    lr: Sequence[float] | float | None = _option(None, "rates, comma-separated (what suits SELECT)", _list_of(float))
+    batch: Sequence[int] | int = _option(8, "batch sizes, comma-separated", _list_of(int))
+    seed: Sequence[int] | int = _option(0, "seeds, comma-separated", _list_of(int))
+    epochs: int = _option(5, "passes over the training rows", int)
+    evals_per_epoch: int = _option(2, "evaluations per epoch; the best checkpoint is kept", int)
+    schedule: str = _option("constant", "linear: warm-up, then down to 0", choices=("constant", "linear"))
+    weight_decay: float = _option(0.0, "of the trained entries only", float)
+    clip: float = _option(1.0, "largest gradient norm; 0: none", float)
+    max_length: int | None = _option(None, "tokens per text (128)", int)
+    train_size: int | None = _option(None, "train on this many rows, drawn evenly by class", int)
+    metric: str | None = _option(None, "what picks the best checkpoint and trial (accuracy; spearman for numbers)")
+    text: str | None = _option(None, "text column (found by itself)")
+    text_pair: str | None = _option(None, "second text column")
+    label: str | None = _option(None, "label column")
+    lanes: int | None = _option(None, "trials trained together at most", int)
+    threads: int | None = _option(None, "CPU threads; the same number gives the same bits", int)
+    device: str = _option("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("head", HEADS),
-            ("pool", ("auto", "cls", "mean")),
-            ("schedule", ("constant", "linear")),
-            ("device", ("auto", "cpu", "cuda", "mps")),
-        ):
-            value = getattr(self, name)
-            if value not in allowed:
-                raise UsageError(f'--{name}: no "{value}".{suggest(str(value), allowed)}')
+        from .selection import check, parse_init
+
+        for entry in fields(self):
+            allowed, value = entry.metadata["choices"], getattr(self, entry.name)
+            if allowed and value not in allowed:
+                raise UsageError(f'--{entry.name}: no "{value}".{suggest(str(value), allowed)}')
         check(self.select)
         parse_init(self.init)
         for name in ("epochs", "evals_per_epoch", "batch", "train_size", "lanes", "threads"):
-            _require(name, getattr(self, name), lambda n: n >= 1, "a whole number of at least 1")
-        _require("lr", self.lr, lambda n: n > 0 and math.isfinite(n), "a number above 0")
-        _require("seed", self.seed, lambda n: 0 <= n < 1 << 32, "a whole number from 0")
-        _require("weight_decay", self.weight_decay, lambda n: 0 <= n < math.inf, "a number of at least 0")
-        _require("clip", self.clip, lambda n: 0 <= n < math.inf, "a number of at least 0 (0: no clipping)")
+            self._require(name, lambda n: n >= 1, "a whole number of at least 1")
+        self._require("lr", lambda n: 0 < n < math.inf, "a number above 0")
+        self._require("seed", lambda n: 0 <= n < 1 << 32, "a whole number from 0")
+        self._require("weight_decay", lambda n: 0 <= n < math.inf, "a number of at least 0")
+        self._require("clip", lambda n: 0 <= n < math.inf, "a number of at least 0")
+
+    def _require(self, name: str, good: Callable[[Any], bool], what: str) -> None:
+        value = getattr(self, name)
+        if value is not None and not (several(value) and all(good(item) for item in several(value))):
+            raise UsageError(f"--{name.replace('_', '-')} {value}: must be {what}")
 
     def trials(self, base: Base, task: Task, max_length: int, pool: str) -> list[Trial]:
         """The grid, in the order batch, rate, seed."""
-        rates = _several(self.lr) if self.lr is not None else default_rates(self.select, base.width)
+        rates = several(self.lr) if self.lr is not None else default_rates(self.select, base.width)
         shared = {name: getattr(self, name) for name in _SHARED}
         shared |= {"pool": pool, "max_length": max_length, "metric": task.metric}
         return [
             Trial(lr=float(lr), batch=batch, seed=seed, **shared)
-            for batch in _several(self.batch)
+            for batch in several(self.batch)
             for lr in rates
-            for seed in _several(self.seed)
+            for seed in several(self.seed)
         ]
 
 
-_SHARED = {f.name for f in fields(Trial)} & {f.name for f in fields(Plan)} - {"lr", "batch", "seed"}
+_SHARED = ({f.name for f in fields(Trial)} & {f.name for f in fields(Plan)}) - {"lr", "batch", "seed"}
 
 
 def default_rates(selection: str, width: int) -> tuple[float, ...]:
@@ -110,12 +127,6 @@ def default_rates(selection: str, width: int) -> tuple[float, ...]:
     return (4e-4, 1e-3, 2e-3, 4e-3) if width <= NARROW else (1e-4, 4e-4, 7e-4, 1e-3)
 
 
-def _several(value: Any) -> tuple[Any, ...]:
+def several(value: Any) -> tuple[Any, ...]:
+    """One or more values as a tuple."""
     return tuple(value) if isinstance(value, Sequence) else (value,)
-
-
-def _require(name: str, value: Any, good: Callable[[Any], bool], what: str) -> None:
-    if value is None:
-        return
-    if not _several(value) or not all(good(item) for item in _several(value)):
-        raise UsageError(f"--{name.replace('_', '-')} {value}: must be {what}")

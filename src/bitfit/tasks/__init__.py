@@ -11,26 +11,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..data import Kind
 from ..delta import Delta
 from ..errors import DeltaError, UsageError, suggest
 from ..tensorfile import Array
 from .metrics import Score, evaluate, metrics_for
 
-KINDS = ("classification", "regression")
+KINDS: tuple[Kind, ...] = ("classification", "regression")
 
 
 @dataclass(frozen=True)
 class Task:
     """One text or a pair in; a class or a number out."""
 
-    kind: str
+    kind: Kind
     labels: tuple[str, ...]
     metric: str
     center: float = 0.0  # regression trains on (label - center) / spread, so that labels of any size are learnt alike
     spread: float = 1.0
 
     @classmethod
-    def of(cls, kind: str, labels: tuple[str, ...], metric: str | None = None) -> Task:
+    def of(cls, kind: Kind, labels: tuple[str, ...], metric: str | None = None) -> Task:
         """A task by its kind, scored by `metric` or by the kind's own first one."""
         known = metrics_for(kind, len(labels))
         if metric is not None and metric not in known:

@@ -1,0 +1,33 @@
+# `make demo` and `make test` need only Python 3.11+, pip, make and git.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test check slow bench clean
+
+demo: $(INSTALLED)
+	$(RUN)/bitfit demo
+
+test: $(INSTALLED)
+	$(RUN)/python -m pytest
+
+check: $(INSTALLED)
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+
+slow: $(INSTALLED)
+	$(RUN)/python -m pytest -m slow --timeout 3600
+
+bench: $(INSTALLED)
+	$(RUN)/python benchmarks/bench.py
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(RUN)/python -m pip install --quiet --upgrade pip
+	$(RUN)/python -m pip install --quiet -e ".[demo,dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,343 @@
+"""The command line: parse, call, print. Heavy modules are imported inside the commands that need them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import __version__
+from .anatomy import HEADS
+from .errors import BitfitError, UsageError
+from .plan import Plan
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are UsageErrors like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} ({self.prog} --help lists the options)")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = Parser(prog="bitfit", description="Fine-tune a frozen transformer by changing almost nothing of it.")
+    top.add_argument("--version", action="version", version=f"bitfit {__version__}")
+    commands = top.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+
+    def command(run: Any, text: str) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = commands.add_parser(
+            run.__name__, help=text, description=text, allow_abbrev=False
+        )
+        made.set_defaults(run=run)
+        return made
+
+    it = command(demo, "real MiniLM weights on real movie reviews: train, compare, use")
+    it.add_argument("--out", type=Path, default=Path("demo"), help="folder for the delta and the data (%(default)s)")
+
+    it = command(train, "train a delta on a labelled file; several rates, batch sizes or seeds are trials")
+    it.add_argument(
+        "source", metavar="DATA", help="CSV, TSV, JSONL or Parquet file (.gz too), or a folder with train/dev/test"
+    )
+    _add_base(it)
+    _add_plan(it)
+    it.add_argument("--out", type=Path, help="the delta file (DATA's name.safetensors, in this folder)")
+    it.add_argument("--resume", action="store_true", help="go on after an interruption")
+    _add_json(it)
+
+    it = command(predict, "classify texts, or all rows of a file as a stream")
+    _add_delta(it)
+    it.add_argument("texts", metavar="TEXT", nargs="*", help="texts; for a delta of pairs two each")
+    it.add_argument("--file", type=Path, help="a data file: the columns of training, or found anew")
+    it.add_argument("--out", type=Path, help="write a CSV instead of printing")
+    _add_base(it)
+    _add_json(it)
+
+    it = command(evaluate, "score a delta on a labelled file: every metric with its 95%% interval")
+    _add_delta(it)
+    it.add_argument("source", metavar="DATA", type=Path, help="a labelled file")
+    _add_base(it)
+    _add_json(it)
+
+    it = command(count, "count parameters by term, with encoder, embedding, pooler and head apart")
+    it.add_argument("base", metavar="BASE", nargs="?", help="folder, hub id or config.json (the demo base)")
+    it.add_argument("--select", default="bias", help="what trains (%(default)s)")
+    it.add_argument("--head", default="full", choices=HEADS, help="what of the head trains (%(default)s)")
+    it.add_argument("--names", action="store_true", help="the papers' notation and the parameter names")
+    _add_json(it)
+
+    it = command(inspect, "say what a delta is and what changed most (the papers' change map)")
+    _add_delta(it)
+    it.add_argument("--plot", type=Path, metavar="F.svg", help="write the change map as SVG")
+    _add_json(it)
+
+    it = command(export, "write a plain transformers folder with a model card, the delta merged in")
+    _add_delta(it)
+    it.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write")
+    _add_base(it)
+
+    _add_json(command(doctor, "say what is installed and which bases are found"))
+    return top
+
+
+def _add_base(it: argparse.ArgumentParser) -> None:
+    it.add_argument("--base", help="folder or hub id of the frozen base (the demo wheel's all-MiniLM-L6-v2)")
+
+
+def _add_delta(it: argparse.ArgumentParser) -> None:
+    it.add_argument("delta", metavar="DELTA", type=Path, help="a delta file")
+
+
+def _add_json(it: argparse.ArgumentParser) -> None:
+    it.add_argument("--json", action="store_true", help="JSON on stdout, everything else on stderr")
+
+
+def _add_plan(it: argparse.ArgumentParser) -> None:
+    for entry in fields(Plan):
+        given, choices = entry.metadata, entry.metadata["choices"]
+        text = given["help"].replace("%", "%%") + ("" if entry.default is None else f" ({entry.default})")
+        it.add_argument(
+            f"--{entry.name.replace('_', '-')}",
+            type=given["read"],
+            default=argparse.SUPPRESS,
+            choices=choices or None,
+            metavar=None if choices else entry.name.upper(),
+            help=text,
+        )
+
+
+# ---- commands ----
+
+
+def demo(args: argparse.Namespace) -> None:
+    from .demo import demo as run
+
+    run(args.out)
+
+
+def train(args: argparse.Namespace) -> None:
+    plan = {entry.name: getattr(args, entry.name) for entry in fields(Plan) if hasattr(args, entry.name)}
+    Plan(**plan)  # a wrong option must not cost the seconds that importing torch takes
+    from . import show
+    from .train import train as fit
+
+    target = args.out or default_out(args.source)
+    began = time.monotonic()
+    with show.training_bar(quiet=args.json) as watch:
+        run = fit(
+            args.source, args.base, out=target, resume=args.resume, watch=watch, say=show.note,
+            **plan, **_checkpoint_seconds(),
+        )  # fmt: skip
+    took = time.monotonic() - began
+    if args.json:
+        _print_json(train_json(run, target, took))
+    else:
+        show.run(run, target, took)
+
+
+def default_out(source: str) -> Path:
+    """Where a delta goes when nobody said: the data's name, in this folder."""
+    name = Path(source).name.removesuffix(".gz")
+    stem = Path(name).stem if Path(source).is_file() else name
+    return Path((stem or "delta") + ".safetensors")
+
+
+def train_json(run: Any, target: Path, took: float) -> dict[str, Any]:
+    """The contract of `bitfit train --json`."""
+    best, meta = run.best, run.best.delta.meta
+    values = {name: {m: s.value for m, s in scores.items()} for name, scores in best.scores.items()}
+    trials = [
+        {"lr": o.trial.lr, "batch": o.trial.batch, "seed": o.trial.seed, "dev": o.dev, "status": o.status}
+        for o in run.trials
+    ]
+    return {
+        "delta": str(target),
+        **{key: meta[key] for key in ("base", "task", "select", "head")},
+        **{key: getattr(best.trial, key) for key in ("lr", "batch", "seed", "epochs")},
+        "trained": meta["trained"],
+        "metric": meta["metric"],
+        "dev": values["dev"],
+        "test": values.get("test"),
+        "train": values["train"],
+        "majority": run.majority,
+        "trials": trials,
+        "seconds": took,
+        "threads": meta["threads"],
+    }
+
+
+def predict(args: argparse.Namespace) -> None:
+    if bool(args.texts) == (args.file is not None):
+        raise UsageError("predict takes texts or --file FILE, one of the two")
+    from .predict import Predictor
+
+    predictor = Predictor(args.delta, args.base)
+    source = predictor.texts_in(args.file) if args.file else predictor.texts_of(args.texts)
+    answers = predictor.answers(source)
+    if args.out is not None:
+        _write_csv(args.out, answers)
+        return
+    for answer in answers:
+        print(json.dumps(answer, ensure_ascii=False) if args.json else _line(answer), flush=True)
+
+
+def _line(answer: dict[str, Any]) -> str:
+    from .show import clean
+
+    return f"{answer['value']:g}" if "value" in answer else f"{clean(answer['label'])}\t{answer['score']:.4f}"
+
+
+def _write_csv(path: Path, answers: Iterable[dict[str, Any]]) -> None:
+    import csv
+
+    from .show import note
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    count = 0
+    try:
+        with temporary.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            for count, answer in enumerate(answers, 1):
+                scores = answer.pop("scores", {})
+                if count == 1:
+                    writer.writerow([*answer, *(f"p({label})" for label in scores)])
+                writer.writerow([*answer.values(), *scores.values()])
+        temporary.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror})") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    note(f"wrote {count:,} rows to {path}")
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    from . import show
+    from .predict import Predictor
+
+    rows, scores, notes = Predictor(args.delta, args.base).evaluate(args.source)
+    for text in notes:
+        show.note(text)
+    if args.json:
+        metrics = {name: score.value for name, score in scores.items()}
+        interval = {name: [score.low, score.high] for name, score in scores.items()}
+        _print_json({"rows": rows, "metrics": metrics, "interval": interval})
+        return
+    show.scores(rows, scores, args.source)
+
+
+def count(args: argparse.Namespace) -> None:
+    from . import show
+    from .audit import count as audit
+
+    found = audit(args.base, args.select, args.head)
+    if args.json:
+        extra = {"names": [list(row) for row in found.names()]} if args.names else {}
+        _print_json({**found.json(), **extra})
+    elif args.names:
+        show.out.print(show.table(["notation", "parameter (* is the layer)"], found.names(), left=2))
+    else:
+        show.audit(found)
+
+
+def inspect(args: argparse.Namespace) -> None:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's thread pool would cost more than the whole command
+    from .delta import Delta
+
+    found = Delta.load(args.delta)
+    meta, size = found.meta, args.delta.stat().st_size
+    if args.plot is not None:
+        from .report import changemap
+        from .tensorfile import replace
+
+        replace(args.plot, changemap.svg(found.change, f"Change of {meta['base']} ({meta['select']})").encode())
+    if args.json:
+        keys = ("base", "fingerprint", "select", "head", "task", "labels", "metrics")
+        extra = {k: meta[k] for k in ("pool", "init", "columns", "max_length", "trial", "trained", "total", "versions")}
+        _print_json({**{k: meta[k] for k in keys}, "bytes": size, "change": found.change, **extra})
+    else:
+        from . import show
+
+        show.delta(found, size)
+
+
+def export(args: argparse.Namespace) -> None:
+    from . import show
+    from .delta import Delta
+    from .export import export as write
+    from .predict import base_of
+
+    found = Delta.load(args.delta)
+    folder = write(found, base_of(found, args.base), args.out)
+    show.out.print(f"wrote {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+
+
+def doctor(args: argparse.Namespace) -> None:
+    from . import show
+    from .doctor import examine
+
+    facts = examine()
+    if args.json:
+        _print_json(facts)
+    else:
+        show.out.print(show.table(["what", ""], [(name, str(value)) for name, value in facts.items()], left=2))
+
+
+# ---- running ----
+
+
+def _checkpoint_seconds() -> dict[str, float]:
+    # For tests that kill a run: how often to write checkpoints.
+    text = os.environ.get("BITFIT_CHECKPOINT_SECONDS")
+    return {} if text is None else {"checkpoint_seconds": float(text)}
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False))
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    sys.stderr.write(f"warning: {_one_line(str(message))}\n")
+
+
+def main() -> NoReturn:
+    """Run the command line; every error is one line on stderr and the contract's exit code."""
+    warnings.showwarning = _warn
+    sys.exit(_run(sys.argv[1:]))
+
+
+def _run(words: list[str]) -> int:
+    try:
+        if not words:
+            parser().print_help()
+            return 2
+        args = parser().parse_args(words)
+        args.run(args)
+        sys.stdout.flush()
+        return 0
+    except BitfitError as error:
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get("BITFIT_DEBUG"):
+            raise
+        return _fail(f"this is a bug in bitfit: {type(error).__name__}: {error} (BITFIT_DEBUG=1 shows where)", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"bitfit: {_one_line(message)}\n")
+    return code
+
+
+def _one_line(text: str) -> str:
+    return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
