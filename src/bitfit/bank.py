@@ -231,7 +231,7 @@ def _init_starts(model: Model, init: str, seed: int) -> dict[str, tuple[Tensor, 
             shape = tuple(original.shape)
             new = torch.zeros(shape) if step.kind == "zero" else fresh(name, shape, spread, generator)
             values = before.clone()
-            where = slice(None) if index is None else torch.from_numpy(index)
+            where = slice(None) if index is None else torch.tensor(index)
             values[where] = new.reshape(-1)[where]
             both = None if index is None or touched is None else np.union1d(touched, index)
             starts[name] = (values, both)
@@ -239,7 +239,7 @@ def _init_starts(model: Model, init: str, seed: int) -> dict[str, tuple[Tensor, 
 
 
 def _take(values: Tensor, index: Array | None) -> Tensor:
-    return values if index is None else values[torch.from_numpy(index)]
+    return values if index is None else values[torch.tensor(index)]
 
 
 def _minus(touched: Array | None, index: Array, size: int) -> Array | None:

@@ -60,6 +60,11 @@ class Base:
         return int(self.config.hidden_size)
 
     @property
+    def segments(self) -> bool:
+        """Whether the base tells the first text of a pair from the second by segment ids."""
+        return int(getattr(self.config, "type_vocab_size", 0) or 0) > 1
+
+    @property
     def max_length(self) -> int:
         """The longest text, in tokens, that the base has positions for."""
         declared = int(getattr(self.tokenizer, "model_max_length", 0) or 0)

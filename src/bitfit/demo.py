@@ -107,8 +107,10 @@ def _majority_row(dataset: Dataset) -> tuple[str, ...]:
 def _train(method: Method, dataset: Dataset, base: Base, out: Path | None) -> tuple[Run, float]:
     began = time.monotonic()
     with show.training_bar(method.name) as watch:
-        settings = {"select": method.select, "lr": method.lr, "epochs": method.epochs, "evals_per_epoch": 1}
-        run = train(dataset, base, out=out, watch=watch, **settings)
+        run = train(
+            dataset, base, out=out, watch=watch,
+            select=method.select, lr=method.lr, epochs=method.epochs, evals_per_epoch=1,
+        )  # fmt: skip
     return run, time.monotonic() - began
 
 

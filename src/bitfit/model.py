@@ -50,6 +50,7 @@ class Model(nn.Module):
         self.encoder = base.encoder
         self.places = _places(dict(base.encoder.named_modules()))
         self.places |= {HEAD + name: places for name, places in _places(outside).items()}
+        self.eval()  # a new module starts in training mode
 
     def forward(self, rows: Rows) -> Tensor:
         """The outputs of token rows, one row per text: the stock model on a padded batch."""
@@ -63,7 +64,7 @@ class Model(nn.Module):
         device = next(self.encoder.parameters()).device
         ids, types, mask = (torch.from_numpy(a).to(device) for a in rows.padded(self.base.tokenizer.pad_token_id))
         batch = {"input_ids": ids, "attention_mask": mask}
-        if "token_type_ids" in self.base.tokenizer.model_input_names:
+        if self.base.segments:
             batch["token_type_ids"] = types
         return batch
 
