@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: a second thread only waits for the first
 
 SMALL = {
     "hidden_size": 16,
@@ -38,7 +39,28 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
     },
 }  # fmt: skip
-WORDS = "good bad fine poor great awful film plot cast scene the a is was very not and but long short".split()
+WORDS = [
+    "good",
+    "bad",
+    "fine",
+    "poor",
+    "great",
+    "awful",
+    "film",
+    "plot",
+    "cast",
+    "scene",
+    "the",
+    "a",
+    "is",
+    "was",
+    "very",
+    "not",
+    "and",
+    "but",
+    "long",
+    "short",
+]
 
 
 def shared() -> Path:
@@ -78,8 +100,8 @@ def make_folder(folder: Path, architecture: str, seed: int = 0, **changes: Any) 
     torch.manual_seed(seed)
     model = AutoModel.from_config(config)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
+        for name, parameter in model.named_parameters():
+            parameter.add_(torch.randn_like(parameter) * (0.5 if "word_embeddings" in name else 0.05))
     model.save_pretrained(folder)
     tokenizer(config.pad_token_id or 0).save_pretrained(folder)
     return folder

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import ARCHITECTURES, reviews
 
 from bitfit.bank import Bank, change_map, lane_of_delta, lane_to_train
 from bitfit.encode import Encoder
 from bitfit.model import Model
 from bitfit.selection import select
+from conftest import ARCHITECTURES, reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
@@ -37,7 +37,9 @@ def stock_logits(base, bank, rows):
     own = {name.removeprefix("head."): value for name, value in values.items() if name.startswith("head.")}
     stock.load_state_dict(own, strict=False)
     inner = {name: value for name, value in values.items() if not name.startswith(("head.",)) and "." in name}
-    stock.base_model.load_state_dict({n: v for n, v in inner.items() if not n.endswith((".index", ".value"))}, strict=False)
+    stock.base_model.load_state_dict(
+        {n: v for n, v in inner.items() if not n.endswith((".index", ".value"))}, strict=False
+    )
     with torch.no_grad():
         return stock(**bank.model._batch(rows)).logits
 
@@ -85,7 +87,7 @@ def test_leaving_the_bank_gives_the_base_back_untouched(bases, architecture):
 def test_a_lane_among_others_equals_its_separate_run(base):
     together, rows = bank_of(base, "random(all, 99)", seeds=(0, 1, 2)), rows_of(base)
     streams = {0: 5, 1: 6, 2: 7}
-    logits = together.logits({k: rows for k in range(3)}, streams)
+    logits = together.logits(dict.fromkeys(range(3), rows), streams)
     torch.stack([value.square().sum() for value in logits.values()]).sum().backward()
     for k in range(3):
         alone = bank_of(base, "random(all, 99)", seeds=(k,))
@@ -151,10 +153,10 @@ def test_reinitialised_entries_outside_the_selection_are_constants(base):
 
 
 def test_what_the_checkpoint_lacks_belongs_to_the_head(tmp_path):
-    from conftest import make_folder
     from safetensors.torch import load_file, save_file
 
     from bitfit import load_base
+    from conftest import make_folder
 
     folder = make_folder(tmp_path / "nopool", "bert")
     weights = {n: v for n, v in load_file(folder / "model.safetensors").items() if not n.startswith("pooler.")}

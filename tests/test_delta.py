@@ -9,11 +9,11 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import reviews
 
 from bitfit import tensorfile
 from bitfit.delta import Delta
 from bitfit.errors import DeltaError
+from conftest import reviews
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +73,8 @@ def test_a_delta_on_the_wrong_base_is_refused_with_both_names(delta, bases):
 
 
 def test_another_tokenizer_is_another_base(delta, tmp_path):
-    from conftest import make_folder
-
     from bitfit import load_base
+    from conftest import make_folder
 
     folder = make_folder(tmp_path / "twin", "bert")
     same = load_base(folder)

@@ -1,0 +1,5 @@
+"""`python -m bitfit`."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,226 @@
+"""The command line: names, exit codes, one-line errors and the JSON contract."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bitfit.cli import _run, default_out
+from conftest import reviews
+
+
+@pytest.fixture
+def delta_file(base, csv_file, tmp_path):
+    from bitfit import train
+
+    train(csv_file, base, lr=1e-2, epochs=1, out=tmp_path / "d.safetensors")
+    return tmp_path / "d.safetensors"
+
+
+@pytest.fixture
+def folder(folders):
+    return str(folders("bert"))
+
+
+def test_train_json_keeps_its_contract(folder, csv_file, tmp_path, capsys):
+    out = tmp_path / "d.safetensors"
+    words = [
+        "train",
+        str(csv_file),
+        "--base",
+        folder,
+        "--lr",
+        "1e-2,1e-3",
+        "--epochs",
+        "1",
+        "--out",
+        str(out),
+        "--json",
+    ]
+    assert _run(words) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert set(shown) >= {
+        "delta", "base", "task", "select", "head", "lr", "batch", "seed", "epochs", "trained", "metric", "dev", "test",
+        "trials", "seconds", "threads",
+    }  # fmt: skip
+    assert [set(trial) for trial in shown["trials"]] == [{"lr", "batch", "seed", "dev", "status"}] * 2
+    assert shown["test"] is None and 0 <= shown["dev"]["accuracy"] <= 1 and out.is_file()
+
+
+def test_train_says_what_it_took_and_where_it_wrote(folder, csv_file, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert _run(["train", str(csv_file), "--base", folder, "--lr", "1e-2", "--epochs", "1"]) == 0
+    shown = capsys.readouterr()
+    assert 'text is column "text"' in shown.err and "reviews.safetensors" in shown.out
+    assert (tmp_path / "reviews.safetensors").is_file()
+
+
+def test_default_names_follow_the_data(tmp_path):
+    (tmp_path / "a.b.csv.gz").touch()
+    assert default_out(str(tmp_path / "a.b.csv.gz")).name == "a.b.safetensors"
+    assert default_out(str(tmp_path)).name == tmp_path.name + ".safetensors"
+
+
+def test_predict_prints_a_line_per_text(delta_file, folder, capsys):
+    assert _run(["predict", str(delta_file), "good", "bad film", "--base", folder]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert _run(["predict", str(delta_file), "good", "--base", folder, "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {"label", "score", "scores"}
+
+
+def test_predict_writes_a_csv_with_a_row_per_row(delta_file, folder, csv_file, tmp_path):
+    import csv
+
+    out = tmp_path / "answers.csv"
+    assert _run(["predict", str(delta_file), "--file", str(csv_file), "--out", str(out), "--base", folder]) == 0
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 64 and set(rows[0]) == {"label", "score", "p(negative)", "p(positive)"}
+
+
+def test_evaluate_json_keeps_its_contract(delta_file, folder, csv_file, capsys):
+    assert _run(["evaluate", str(delta_file), str(csv_file), "--base", folder, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert set(shown) == {"rows", "metrics", "interval"} and shown["rows"] == 64
+    low, high = shown["interval"]["accuracy"]
+    assert low <= shown["metrics"]["accuracy"] <= high
+
+
+def test_inspect_json_keeps_its_contract(delta_file, capsys):
+    assert _run(["inspect", str(delta_file), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert set(shown) >= {
+        "base", "fingerprint", "select", "head", "task", "labels", "metrics", "bytes", "change",
+    }  # fmt: skip
+    assert shown["bytes"] == delta_file.stat().st_size and len(shown["change"]["b_q"]) == 2
+
+
+def test_inspect_shows_and_plots_the_change_map(delta_file, tmp_path, capsys):
+    assert _run(["inspect", str(delta_file), "--plot", str(tmp_path / "map.svg")]) == 0
+    assert "b_LN1" in capsys.readouterr().out
+    assert (tmp_path / "map.svg").read_text().startswith("<svg")
+
+
+def test_count_json_keeps_its_contract(folder, capsys):
+    assert _run(["count", folder, "--json", "--select", "b_q", "--names"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert set(shown) >= {"base", "total", "trained", "percent", "terms", "head"}
+    assert shown["terms"]["b_q"] == {"total": 32, "trained": 32} and shown["terms"]["b_k"]["trained"] == 0
+    assert ["b_q", "encoder.layer.*.attention.self.query.bias"] in shown["names"]
+
+
+SHAPES = {
+    "base-cased": {"vocab_size": 28996},
+    "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "head", "total", "trained"),
+    [
+        ("tiny", "full", 4_386_178, 3_330),
+        ("tiny", "bias", 4_386_178, 3_074),
+        ("base-cased", "full", 108_311_810, 104_450),
+    ],
+)
+def test_count_on_a_bare_config_reproduces_the_papers_numbers(shape, head, total, trained, tmp_path, capsys):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "bert", **SHAPES[shape]}))
+    assert _run(["count", str(path), "--head", head, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["total"], shown["trained"]) == (total, trained)
+    assert bool(shown["warnings"]) == (head == "bias")
+
+
+def test_count_warns_of_a_random_head_that_stays_frozen(folder, capsys):
+    assert _run(["count", folder, "--head", "frozen"]) == 0
+    assert "randomly initialised" in capsys.readouterr().err
+
+
+def test_export_writes_a_folder(delta_file, folder, tmp_path, capsys):
+    assert _run(["export", str(delta_file), "--out", str(tmp_path / "x"), "--base", folder]) == 0
+    assert {"README.md", "config.json", "model.safetensors"} <= {path.name for path in (tmp_path / "x").iterdir()}
+
+
+def test_doctor_answers(capsys):
+    assert _run(["doctor", "--json"]) == 0
+    assert "torch" in json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["fly"], 2, "invalid choice"),
+        (["train"], 2, "DATA"),
+        (["train", "x.csv", "--lr", "fast"], 2, "--lr"),
+        (["train", "x.csv", "--epochs", "0"], 2, "--epochs"),
+        (["train", "x.csv", "--select", "b_m4"], 2, "character 1"),
+        (["train", "x.csv", "--base", "{folder}"], 3, "x.csv"),
+        (["train", "{csv}", "--base", "/no/such/folder"], 4, "no such model folder"),
+        (["train", "{csv}", "--label", "labl", "--base", "{folder}"], 3, 'Did you mean "label"'),
+        (
+            ["train", "{csv}", "--base", "{folder}", "--lr", "1e30", "--epochs", "1", "--out", "{tmp}/d.st"],
+            5,
+            "diverged",
+        ),
+        (["predict", "{tmp}/none.safetensors", "hi"], 4, "cannot be read"),
+        (["predict", "{csv}", "hi"], 4, "not a usable bitfit file"),
+        (["predict", "{csv}"], 2, "one of the two"),
+        (["inspect", "{csv}"], 4, "not a usable bitfit file"),
+        (["count", "{csv}"], 4, "not a model configuration"),
+        (["count", "{folder}", "--select", "b_q@7"], 2, "layer"),
+        (["evaluate", "{csv}", "{csv}"], 4, "not a usable"),
+    ],
+)
+def test_errors_are_one_line_with_the_right_code(words, code, says, folder, csv_file, tmp_path, capsys):
+    words = [word.format(folder=folder, csv=csv_file, tmp=tmp_path) for word in words]
+    assert _run(words) == code
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bitfit: ")]
+    assert len(lines) == 1 and says in lines[0]
+
+
+def test_nothing_at_all_shows_the_help(capsys):
+    assert _run([]) == 2
+    assert "train" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["inspect", "{delta}"]])
+def test_help_and_inspect_import_no_torch(words, delta_file):
+    script = (
+        "import sys; from bitfit import cli\n"
+        "try: cli._run(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules)\n"
+    )
+    words = [word.format(delta=delta_file) for word in words]
+    subprocess.run([sys.executable, "-c", script, *words], check=True, capture_output=True)
+
+
+def test_a_closed_pipe_is_no_error(delta_file, folder, csv_file):
+    command = f"{sys.executable} -m bitfit predict {delta_file} --file {csv_file} --base {folder} | head -1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
+    assert done.stderr == "" and len(done.stdout.splitlines()) == 1
+
+
+def test_ctrl_c_exits_130_and_the_same_command_resumes(folder, tmp_path):
+    import signal
+    import time
+
+    path = tmp_path / "long.csv"
+    path.write_text("text,label\n" + "".join(f"{t},{label}\n" for t, label in reviews(400)))
+    out = tmp_path / "d.safetensors"
+    command = [sys.executable, "-m", "bitfit", "train", str(path), "--base", folder, "--lr", "1e-3", "--epochs", "30"]
+    command += ["--out", str(out), "--resume"]
+    environment = {**os.environ, "BITFIT_CHECKPOINT_SECONDS": "0.05"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    while not list(tmp_path.glob("d.run/*.checkpoint")):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "--resume" in errors and not out.exists()
+    assert subprocess.run(command, env=environment).returncode == 0
+    assert out.exists()

@@ -1,0 +1,302 @@
+"""Training: it learns, only what is selected moves, the same trial gives the same bytes, and no work is lost."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from bitfit import train
+from bitfit.errors import DataError, Diverged, Interrupted, UsageError
+from bitfit.plan import Plan, default_rates
+from bitfit.train import batch_rows, evaluation_steps, run_folder, schedule
+from conftest import reviews
+
+QUICK = {"lr": 1e-2, "epochs": 2}
+
+
+@pytest.fixture
+def larger(tmp_path):
+    path = tmp_path / "larger.csv"
+    path.write_text("text,label\n" + "".join(f"{t},{label}\n" for t, label in reviews(200)))
+    return path
+
+
+def test_bias_terms_alone_learn_the_task(base, larger):
+    run = train(larger, base, pool="mean", lr=3e-2, epochs=8)
+    assert run.best.dev >= 0.8 and run.majority == 0.5
+
+
+def test_nothing_else_of_the_base_changes(base, csv_file):
+    before = {name: value.clone() for name, value in base.encoder.state_dict().items()}
+    train(csv_file, base, select="all", **QUICK)
+    train(csv_file, base, **QUICK)
+    assert all(torch.equal(before[name], value) for name, value in base.encoder.state_dict().items())
+
+
+def test_the_delta_holds_what_was_selected_and_the_head(base, csv_file):
+    tensors = train(csv_file, base, select="b_q@1", **QUICK).best.delta.tensors
+    assert set(tensors) == {
+        "encoder.layer.1.attention.self.query.bias", "head.classifier.bias", "head.classifier.weight",
+    }  # fmt: skip
+
+
+def test_weight_decay_touches_selected_entries_only(base, csv_file):
+    delta = train(csv_file, base, select="random(W_m2, 30)", weight_decay=0.5, **QUICK).best.delta
+    entries = delta.entries
+    assert sum(len(index) for name, (index, _) in entries.items()) == 30
+    for name, (index, values) in entries.items():
+        original = base.encoder.get_parameter(name).detach().numpy().reshape(-1)[index]
+        assert not np.allclose(values, original)
+
+
+def test_three_runs_give_the_same_bytes_and_another_seed_others(base, csv_file):
+    first, second, third = (train(csv_file, base, seed=3, **QUICK).best.delta.encode() for _ in range(3))
+    assert first == second == third != train(csv_file, base, seed=4, **QUICK).best.delta.encode()
+
+
+def test_a_trial_in_a_grid_equals_the_trial_alone(base, csv_file):
+    grid = train(csv_file, base, lr=[1e-2, 3e-3], seed=[0, 1], epochs=2)
+    assert [(o.trial.lr, o.trial.seed) for o in grid.trials] == [(1e-2, 0), (1e-2, 1), (3e-3, 0), (3e-3, 1)]
+    for outcome in grid.trials:
+        alone = train(csv_file, base, lr=outcome.trial.lr, seed=outcome.trial.seed, epochs=2).best
+        assert alone.dev == outcome.dev
+        for name, value in alone.delta.tensors.items():
+            np.testing.assert_allclose(outcome.delta.tensors[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_the_best_trial_by_dev_score_is_the_one_saved(base, larger, tmp_path):
+    run = train(larger, base, pool="mean", lr=[1e-6, 3e-2], epochs=8, out=tmp_path / "d.safetensors")
+    assert run.best.dev == max(outcome.dev for outcome in run.trials)
+    assert run.best.trial.lr == 3e-2
+    assert (tmp_path / "d.safetensors").read_bytes() == run.best.delta.encode()
+
+
+def test_the_best_checkpoint_is_kept_not_the_last(base, csv_file):
+    best = train(csv_file, base, lr=5e-2, epochs=6).best
+    scores = [line["dev_score"] for line in best.history if "dev_score" in line]
+    assert best.dev == max(scores)
+
+
+def test_each_trial_keeps_its_history(base, csv_file, tmp_path):
+    train(csv_file, base, lr=1e-2, epochs=2, evals_per_epoch=3, out=tmp_path / "d.safetensors")
+    path = run_folder(tmp_path / "d.safetensors") / "lr0.01-batch8-seed0.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0]["status"] == "done" and lines[0]["trial"]["lr"] == 1e-2
+    assert sum("dev_score" in line and "dev_loss" in line for line in lines) == 6
+    assert 0 < sum("loss" in line for line in lines) <= 1000
+    assert lines[-1]["train_score"] >= 0.5
+
+
+def test_the_loss_history_has_at_most_1000_points():
+    from bitfit.train import LOSS_POINTS, Runner
+
+    runner = Runner.__new__(Runner)
+    runner.pending, runner.history = [], []
+    for step in range(1, 4322):
+        runner._record(step, 4321, 1.0)
+    assert len(runner.history) <= LOSS_POINTS and runner.history[-1]["step"] == 4321
+
+
+def test_a_diverging_trial_stops_and_leaves_the_others(base, csv_file):
+    run = train(csv_file, base, lr=[1e30, 1e-2], epochs=2)
+    assert [outcome.status for outcome in run.trials] == ["diverged", "done"]
+    assert run.trials[0].delta is None and run.best.trial.lr == 1e-2
+    assert run.trials[0].history[-1]["diverged"] and run.trials[0].history[-1]["step"] <= 4
+
+
+def test_no_delta_is_written_when_every_trial_diverges(base, csv_file, tmp_path):
+    with pytest.raises(Diverged, match="every trial diverged"):
+        train(csv_file, base, lr=1e30, epochs=1, out=tmp_path / "d.safetensors")
+    assert not (tmp_path / "d.safetensors").exists()
+
+
+class StopAt:
+    """Asks to stop, as Ctrl-C does, when a step is reached."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def __call__(self, part, step, total, runners) -> None:
+        if step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("step", [1, 7, 8, 15])
+def test_an_interrupted_run_resumes_to_the_same_bytes(base, csv_file, tmp_path, step):
+    plan = {"lr": [1e-2, 2e-3], "epochs": 2, "select": "bias + random(all, 50)"}
+    whole = train(csv_file, base, **plan).best.delta.encode()
+    out = tmp_path / "d.safetensors"
+    with pytest.raises(Interrupted):
+        train(csv_file, base, out=out, watch=StopAt(step), **plan)
+    assert not out.exists()
+    run = train(csv_file, base, out=out, resume=True, **plan)
+    assert out.read_bytes() == whole == run.best.delta.encode()
+    assert not list(run_folder(out).glob("*.checkpoint"))
+
+
+def test_an_interruption_inside_an_evaluation_loses_nothing(base, csv_file, tmp_path, monkeypatch):
+    from bitfit.train import Job
+
+    whole = train(csv_file, base, **QUICK).best.delta.encode()
+    outputs, calls = Job.outputs, []
+
+    def interrupted(self, bank, k, rows):
+        calls.append(1)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return outputs(self, bank, k, rows)
+
+    out = tmp_path / "d.safetensors"
+    monkeypatch.setattr(Job, "outputs", interrupted)
+    with pytest.raises(Interrupted):
+        train(csv_file, base, out=out, **QUICK)
+    monkeypatch.undo()
+    train(csv_file, base, out=out, resume=True, **QUICK)
+    assert out.read_bytes() == whole
+
+
+def test_a_truncated_checkpoint_falls_back_to_the_one_before(base, csv_file, tmp_path):
+    whole = train(csv_file, base, **QUICK).best.delta.encode()
+    out = tmp_path / "d.safetensors"
+    with pytest.raises(Interrupted):
+        train(csv_file, base, out=out, checkpoint_seconds=0.0, watch=StopAt(9), **QUICK)
+    newest = sorted(run_folder(out).glob("*.checkpoint"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    with pytest.warns(UserWarning, match="going back to the checkpoint before"):
+        train(csv_file, base, out=out, resume=True, **QUICK)
+    assert out.read_bytes() == whole
+
+
+def test_checkpoints_of_another_run_are_not_resumed(base, csv_file, tmp_path):
+    out = tmp_path / "d.safetensors"
+    with pytest.raises(Interrupted):
+        train(csv_file, base, out=out, watch=StopAt(3), **QUICK)
+    with pytest.raises(UsageError, match="another run"):
+        train(csv_file, base, out=out, resume=True, lr=1e-2, epochs=3)
+
+
+def test_a_full_disk_leaves_the_old_delta_intact(base, csv_file, tmp_path, monkeypatch):
+    from bitfit import tensorfile
+    from bitfit.errors import DeltaError
+
+    out = tmp_path / "d.safetensors"
+    train(csv_file, base, out=out, **QUICK)
+    before = out.read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tensorfile.os, "fsync", full)
+    with pytest.raises(DeltaError, match="No space left"):
+        train(csv_file, base, out=out, seed=9, **QUICK)
+    assert out.read_bytes() == before
+
+
+def test_the_callers_random_numbers_and_handlers_are_left_alone(base, csv_file):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    handler = signal.getsignal(signal.SIGINT)
+    train(csv_file, base, **QUICK)
+    assert torch.equal(torch.rand(3), expected) and signal.getsignal(signal.SIGINT) is handler
+
+
+def test_numbers_are_learnt_at_any_size(base, tmp_path):
+    path = tmp_path / "prices.csv"
+    rows = [(t, 250_000.5 + 90_000 * (label == "positive")) for t, label in reviews(64)]
+    path.write_text("text,label\n" + "".join(f"{t},{price}\n" for t, price in rows))
+    run = train(path, base, pool="mean", lr=2e-2, epochs=10)
+    assert run.best.delta.meta["task"] == "regression" and run.best.dev > 0.7
+    from bitfit import predict
+
+    low, high = (answer["value"] for answer in predict(run.best.delta, ["awful bad film", "good great film"], base))
+    assert 200_000 < low < high < 400_000
+
+
+def test_every_epoch_sees_every_row_once_in_the_lanes_own_order():
+    trial = Plan(batch=8, seed=1, epochs=2, lr=1e-3)
+    one = make_trial(trial)
+    first = np.concatenate([batch_rows(one, step, 61) for step in range(1, 9)])
+    second = np.concatenate([batch_rows(one, step, 61) for step in range(9, 17)])
+    assert sorted(first) == sorted(second) == list(range(61)) and list(first) != list(second)
+
+
+def make_trial(plan):
+    from types import SimpleNamespace
+
+    task = SimpleNamespace(metric="accuracy")
+    return plan.trials(SimpleNamespace(width=768), task, 128, "cls")[0]
+
+
+@pytest.mark.parametrize(("rows", "batch", "epochs", "parts"), [(61, 8, 3, 2), (5, 8, 2, 4), (80, 8, 1, 10)])
+def test_evaluations_fall_inside_the_run_and_on_its_last_step(rows, batch, epochs, parts):
+    trial = make_trial(Plan(batch=batch, epochs=epochs, evals_per_epoch=parts, lr=1.0))
+    steps, total = evaluation_steps(trial, rows), epochs * math.ceil(rows / batch)
+    assert max(steps) == total and min(steps) >= 1 and len(steps) <= epochs * parts
+
+
+def test_the_linear_schedule_warms_up_and_ends_near_zero():
+    shares = [schedule("linear", step, 100) for step in range(1, 101)]
+    assert shares.index(max(shares)) == 5 and max(shares) == 1.0
+    assert shares[0] < 0.2 and 0 < shares[-1] < 0.02 and schedule("constant", 77, 100) == 1.0
+
+
+def test_default_rates_follow_the_selection_and_the_width():
+    assert default_rates("bias", 768) == (1e-4, 4e-4, 7e-4, 1e-3)
+    assert default_rates("all", 1024) == (1e-5, 2e-5, 3e-5, 5e-5)
+    assert max(default_rates("bias", 384)) == 4e-3
+    assert default_rates("random(all, 0.1%)", 768)[-1] == 5e-3
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        ({"epochs": 0}, "--epochs"),
+        ({"lr": -1.0}, "--lr"),
+        ({"lr": []}, "--lr"),
+        ({"batch": [8, 0]}, "--batch"),
+        ({"head": "ful"}, 'Did you mean "full"'),
+        ({"schedule": "cosine"}, "--schedule"),
+        ({"select": "b_m4"}, 'Did you mean "b_m3"'),
+        ({"init": "zero(bias"}, "init|zero"),
+        ({"metric": "f2"}, 'no metric "f2"'),
+        ({"max_length": 9999}, "--max-length"),
+        ({"select": "none", "head": "frozen"}, "nothing is left to train"),
+        ({"device": "tpu"}, "--device"),
+        ({"train_size": 10_000}, "10,?000"),
+    ],
+)
+def test_wrong_settings_are_refused_with_a_reason(base, csv_file, plan, says):
+    with pytest.raises((UsageError, DataError), match=says):
+        train(csv_file, base, **{"lr": 1e-3, **plan})
+
+
+def test_texts_that_are_cut_are_counted(base, tmp_path):
+    path = tmp_path / "long.csv"
+    path.write_text("text,label\n" + "".join(f"{'very ' * 50}{t},{label}\n" for t, label in reviews(20)))
+    run = train(path, base, lr=1e-3, epochs=1)
+    assert any("cut at" in note for note in run.notes)
+
+
+def test_a_test_file_is_scored_once_by_the_best_trial(base, tmp_path):
+    for name, seed in (("train", 0), ("dev", 1), ("test", 2)):
+        lines = "".join(f"{t},{label}\n" for t, label in reviews(32, seed))
+        (tmp_path / f"{name}.csv").write_text("text,label\n" + lines)
+    run = train(tmp_path, base, lr=[1e-2, 1e-3], epochs=1)
+    assert "accuracy" in run.best.scores["test"] and "test" in run.best.delta.meta["metrics"]
+
+
+def test_one_bank_holds_the_lanes_of_a_grid_and_whole_matrices_train_alone(base, csv_file):
+    from bitfit.train import passes, prepare
+
+    for select, sizes in (("bias", [4]), ("all", [1, 1, 1, 1]), ("W_q", [1, 1, 1, 1]), ("random(all, 9)", [4])):
+        job, trials = prepare(csv_file, base, Plan(select=select, lr=[1, 2, 3, 4]), lambda _: None)
+        assert [len(group) for group in passes(job, trials, None)] == sizes
+    job, trials = prepare(csv_file, base, Plan(lr=[1, 2, 3], batch=[4, 8]), lambda _: None)
+    assert [len(group) for group in passes(job, trials, 2)] == [2, 1, 2, 1]
