@@ -39,28 +39,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
     },
 }  # fmt: skip
-WORDS = [
-    "good",
-    "bad",
-    "fine",
-    "poor",
-    "great",
-    "awful",
-    "film",
-    "plot",
-    "cast",
-    "scene",
-    "the",
-    "a",
-    "is",
-    "was",
-    "very",
-    "not",
-    "and",
-    "but",
-    "long",
-    "short",
-]
+WORDS = (
+    *("good", "bad", "fine", "poor", "great", "awful", "film", "plot", "cast", "scene"),
+    *("the", "a", "is", "was", "very", "not", "and", "but", "long", "short"),
+)
 
 
 def shared() -> Path:

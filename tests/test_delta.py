@@ -134,6 +134,13 @@ def framed(header: str, body: bytes = b"") -> bytes:
 ENTRY = '"__metadata__":{"bitfit":"{}"}'
 
 
+def described(shape: str, offsets: str, dtype: str = '"F32"', more: str = "") -> str:
+    """A header with one array `a` as given."""
+    return (
+        "{" + ENTRY + ',"a":{"dtype":' + dtype + ',"shape":' + shape + ',"data_offsets":' + offsets + "}" + more + "}"
+    )
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -147,23 +154,19 @@ ENTRY = '"__metadata__":{"bitfit":"{}"}'
         framed('{"__metadata__":{"bitfit":5}}'),
         framed('{"__metadata__":{"bitfit":"[1]"}}'),
         framed('{"__metadata__":{"bitfit":"{\\"a\\":NaN}"}}'),
-        framed('{%s,"a":{},"a":{}}' % ENTRY),
-        framed('{%s,"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}' % ENTRY, b"0000"),
-        framed('{%s,"a":{"dtype":"F32","shape":[1e3],"data_offsets":[0,4]}}' % ENTRY, b"0000"),
-        framed('{%s,"a":{"dtype":"F32","shape":[999999999999],"data_offsets":[0,4]}}' % ENTRY, b"0000"),
-        framed('{%s,"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}}' % ENTRY, b"00000000"),
-        framed('{%s,"a":{"dtype":["F32"],"shape":[1],"data_offsets":[0,4]}}' % ENTRY, b"0000"),
-        framed('{%s,"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}' % ENTRY, b"00000000"),
-        framed('{%s,"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}' % ENTRY, b"00000000"),
-        framed(
-            '{%s,"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'
-            '"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}' % ENTRY,
-            b"0000",
-        ),
+        framed("{" + ENTRY + ',"a":{},"a":{}}'),
+        framed(described("[-1]", "[0,4]"), b"0000"),
+        framed(described("[1e3]", "[0,4]"), b"0000"),
+        framed(described("[999999999999]", "[0,4]"), b"0000"),
+        framed(described("[1]", "[0,8]", '"F64"'), b"00000000"),
+        framed(described("[1]", "[0,4]", '["F32"]'), b"0000"),
+        framed(described("[1]", "[4,8]"), b"00000000"),
+        framed(described("[1]", "[0,4]"), b"00000000"),
+        framed(described("[1]", "[0,4]", more=',"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'), b"0000"),
+        framed(described("[" + "9" * 5000 + "]", "[0,4]"), b"0000"),
         framed("[" * 100_000),
         framed('{"a":' * 5000),
-        framed('{"__metadata__":{"bitfit":"%s"}}' % ("[" * 50_000)),
-        framed('{%s,"a":{"dtype":"F32","shape":[%s],"data_offsets":[0,4]}}' % (ENTRY, "9" * 5000), b"0000"),
+        framed('{"__metadata__":{"bitfit":"' + "[" * 50_000 + '"}}'),
     ],
 )  # fmt: skip
 def test_malformed_files_are_typed_errors(data):

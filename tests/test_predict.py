@@ -91,12 +91,12 @@ def test_an_unknown_label_in_evaluation_is_named_with_its_line(delta, base, tmp_
 
 
 def test_a_missing_base_is_named(delta):
-    with pytest.raises(ModelError, match="needs its base bert.*--base"):
+    with pytest.raises(ModelError, match=r"needs its base bert.*--base"):
         Predictor(delta)
 
 
 def test_the_wrong_base_is_refused_with_both_names(delta, bases):
-    with pytest.raises(DeltaError, match="bert.*roberta"):
+    with pytest.raises(DeltaError, match=r"bert.*roberta"):
         Predictor(delta, bases("roberta"))
 
 

@@ -14,7 +14,7 @@ import torch
 from bitfit import train
 from bitfit.errors import DataError, Diverged, Interrupted, UsageError
 from bitfit.plan import Plan, default_rates
-from bitfit.train import batch_rows, evaluation_steps, run_folder, schedule
+from bitfit.training import batch_rows, evaluation_steps, run_folder, schedule
 from conftest import reviews
 
 QUICK = {"lr": 1e-2, "epochs": 2}
@@ -94,7 +94,7 @@ def test_each_trial_keeps_its_history(base, csv_file, tmp_path):
 
 
 def test_the_loss_history_has_at_most_1000_points():
-    from bitfit.train import LOSS_POINTS, Runner
+    from bitfit.training import LOSS_POINTS, Runner
 
     runner = Runner.__new__(Runner)
     runner.pending, runner.history = [], []
@@ -141,7 +141,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(base, csv_file, tmp_path, 
 
 
 def test_an_interruption_inside_an_evaluation_loses_nothing(base, csv_file, tmp_path, monkeypatch):
-    from bitfit.train import Job
+    from bitfit.training import Job
 
     whole = train(csv_file, base, **QUICK).best.delta.encode()
     outputs, calls = Job.outputs, []
@@ -293,7 +293,7 @@ def test_a_test_file_is_scored_once_by_the_best_trial(base, tmp_path):
 
 
 def test_one_bank_holds_the_lanes_of_a_grid_and_whole_matrices_train_alone(base, csv_file):
-    from bitfit.train import passes, prepare
+    from bitfit.training import passes, prepare
 
     for select, sizes in (("bias", [4]), ("all", [1, 1, 1, 1]), ("W_q", [1, 1, 1, 1]), ("random(all, 9)", [4])):
         job, trials = prepare(csv_file, base, Plan(select=select, lr=[1, 2, 3, 4]), lambda _: None)

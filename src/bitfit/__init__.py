@@ -5,16 +5,17 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# Name -> module. Loaded on first use, because torch takes seconds and `bitfit --help` must not.
+# Name -> module. Loaded on first use, because torch takes seconds and `bitfit --help` must not. No module may have
+# a name of this list: importing it would put the module in the function's place.
 _HOMES = {
     "load_base": "base",
     "Base": "base",
-    "train": "train",
-    "Run": "train",
+    "train": "training",
+    "Run": "training",
     "Plan": "plan",
-    "predict": "predict",
-    "Predictor": "predict",
-    "export": "export",
+    "predict": "prediction",
+    "Predictor": "prediction",
+    "export": "exporting",
     "select": "audit",
     "count": "audit",
     "Selection": "selection",

@@ -126,7 +126,7 @@ def train(args: argparse.Namespace) -> None:
     plan = {entry.name: getattr(args, entry.name) for entry in fields(Plan) if hasattr(args, entry.name)}
     Plan(**plan)  # a wrong option must not cost the seconds that importing torch takes
     from . import show
-    from .train import train as fit
+    from .training import train as fit
 
     target = args.out or default_out(args.source)
     began = time.monotonic()
@@ -176,7 +176,7 @@ def train_json(run: Any, target: Path, took: float) -> dict[str, Any]:
 def predict(args: argparse.Namespace) -> None:
     if bool(args.texts) == (args.file is not None):
         raise UsageError("predict takes texts or --file FILE, one of the two")
-    from .predict import Predictor
+    from .prediction import Predictor
 
     predictor = Predictor(args.delta, args.base)
     source = predictor.texts_in(args.file) if args.file else predictor.texts_of(args.texts)
@@ -219,7 +219,7 @@ def _write_csv(path: Path, answers: Iterable[dict[str, Any]]) -> None:
 
 def evaluate(args: argparse.Namespace) -> None:
     from . import show
-    from .predict import Predictor
+    from .prediction import Predictor
 
     rows, scores, notes = Predictor(args.delta, args.base).evaluate(args.source)
     for text in notes:
@@ -270,8 +270,8 @@ def inspect(args: argparse.Namespace) -> None:
 def export(args: argparse.Namespace) -> None:
     from . import show
     from .delta import Delta
-    from .export import export as write
-    from .predict import base_of
+    from .exporting import export as write
+    from .prediction import base_of
 
     found = Delta.load(args.delta)
     folder = write(found, base_of(found, args.base), args.out)

