@@ -78,7 +78,7 @@ def make_folder(folder: Path, architecture: str, seed: int = 0, **changes: Any) 
     import torch
     from transformers import AutoConfig, AutoModel
 
-    config = AutoConfig.for_model(architecture, **{**ARCHITECTURES[architecture], **changes})
+    config = AutoConfig.for_model(architecture, **{**ARCHITECTURES.get(architecture, {}), **changes})
     torch.manual_seed(seed)
     model = AutoModel.from_config(config)
     with torch.no_grad():

@@ -32,6 +32,21 @@ def test_bias_terms_alone_learn_the_task(base, larger):
     assert run.best.dev >= 0.8 and run.majority == 0.5
 
 
+def test_an_unknown_architecture_trains_by_group_and_by_pattern(tmp_path, csv_file):
+    from conftest import SMALL, make_folder
+
+    from bitfit import load_base, predict
+    from bitfit.errors import SelectionError
+
+    base = load_base(make_folder(tmp_path / "m", "ernie", **SMALL))
+    assert base.anatomy.family == "unknown" and "b_q" in base.anatomy.missing
+    for select in ("bias", "layernorm", r"re:encoder\.layer\.0\..*bias", "random(all, 99)"):
+        delta = train(csv_file, base, select=select, **QUICK).best.delta
+        assert predict(delta, ["good"], base)
+    with pytest.raises(SelectionError, match="b_q"):
+        train(csv_file, base, select="b_q", **QUICK)
+
+
 def test_nothing_else_of_the_base_changes(base, csv_file):
     before = {name: value.clone() for name, value in base.encoder.state_dict().items()}
     train(csv_file, base, select="all", **QUICK)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 import warnings
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from . import __version__
@@ -309,7 +311,12 @@ def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
 def main() -> NoReturn:
     """Run the command line; every error is one line on stderr and the contract's exit code."""
     warnings.showwarning = _warn
+    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(_run(sys.argv[1:]))
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _run(words: list[str]) -> int:
