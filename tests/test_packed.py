@@ -127,7 +127,8 @@ def assert_same_gradients(bank: Bank, k: int, one: Tensor, other: Tensor) -> Non
     for name in mine:
         difference = float((mine[name] - theirs[name]).abs().max())
         # A few sampled entries may be small beside the terms they are the sum of, hence the floor.
-        assert difference <= 1e-5 * max(float(theirs[name].abs().max()), 0.3 * largest), name
+        floor = (0.1 if theirs[name].numel() > 8 else 1.0) * largest
+        assert difference <= 1e-5 * max(float(theirs[name].abs().max()), floor), name
 
 
 @pytest.mark.parametrize("streams", [None, STREAMS], ids=["still", "dropout"])

@@ -31,6 +31,8 @@ from .selection import Selection, parse_init, select
 from .tensorfile import Array, Tensors
 
 HEADS = ("full", "bias", "frozen")
+# Lanes share a pass to share its overhead; with more tokens than this the caches overflow and sharing costs more.
+PASS_TOKENS = 1500
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,12 @@ class Bank:
         """The outputs of each lane's rows, under that lane; with `streams`, dropout is on and seeded per lane."""
         if self._packed is None:
             return self.stock_logits(rows, streams)
-        lanes = [self._effective(k) for k in rows]
-        given = None if streams is None else [streams[k] for k in rows]
-        return dict(zip(rows, self._packed(list(rows.values()), lanes, self._stacks(list(rows)), given), strict=True))
+        out: dict[int, Tensor] = {}
+        for lanes in _passes(rows):
+            own, worn = [rows[k] for k in lanes], [self._effective(k) for k in lanes]
+            given = None if streams is None else [streams[k] for k in lanes]
+            out |= zip(lanes, self._packed(own, worn, self._stacks(lanes), given), strict=True)
+        return out
 
     def stock_logits(self, rows: Mapping[int, Rows], streams: Mapping[int, int] | None = None) -> dict[int, Tensor]:
         """The same outputs by the stock model, lane by lane on padded batches: for every architecture."""
@@ -312,6 +317,19 @@ def _lay_out(trained: list[Piece], constant: list[Piece]) -> Lane:
     flat = [piece.values for piece in trained + constant]
     start = torch.cat(flat) if flat else torch.zeros(0)
     return Lane(tuple(slots), start, sum(piece.values.numel() for piece in trained))
+
+
+def _passes(rows: Mapping[int, Rows]) -> Iterator[list[int]]:
+    """The lanes in turn, as many at once as PASS_TOKENS allows."""
+    lanes: list[int] = []
+    tokens = 0
+    for k, own in rows.items():
+        if lanes and tokens + len(own.ids) > PASS_TOKENS:
+            yield lanes
+            lanes, tokens = [], 0
+        lanes.append(k)
+        tokens += len(own.ids)
+    yield lanes
 
 
 def _common_vectors(lanes: Sequence[Lane]) -> list[tuple[str, int, int, bool]]:

@@ -50,6 +50,18 @@ class Draws:
         return torch.from_numpy(keys.view(np.int32)).to(self._device)
 
 
+def pattern(keys: Tensor, width: int) -> Tensor:
+    """Random bits [..., width] from keys [..., 1]."""
+    return (keys * _feature_keys(width, keys.device)).view(torch.float32)
+
+
+def masked(x: Tensor, bits: Tensor, p: float) -> Tensor:
+    """`x` where its random bits let it pass, else 0; not scaled up yet."""
+    # The bits are read as a float, because comparing with a bound and zeroing what does not pass is then a single
+    # kernel, that of ReLU's backward.
+    return torch.ops.aten.threshold_backward(x, bits, _bound(p))  # type: ignore[no-any-return]
+
+
 class _Drop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, p: float) -> Tensor:
@@ -147,10 +159,7 @@ class Keyed(TorchFunctionMode):
 
 
 def _masked(x: Tensor, keys: Tensor, p: float) -> Tensor:
-    # The wrapped product's bits are read as a float, because comparing with a bound and zeroing what does not pass is
-    # then a single kernel, that of ReLU's backward.
-    bits = keys * _feature_keys(x.shape[-1], x.device)
-    return torch.ops.aten.threshold_backward(x, bits.view(torch.float32), _bound(p))  # type: ignore[no-any-return]
+    return masked(x, pattern(keys, x.shape[-1]), p)
 
 
 @lru_cache(maxsize=64)

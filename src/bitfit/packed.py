@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from .anatomy import INPUTS
-from .dropout import Draws, Keyed, drop, drop_add, token_keys
+from .dropout import Draws, Keyed, drop, drop_add, masked, pattern, token_keys
 from .model import Model
 from .rows import Rows
 from .tensorfile import Array
@@ -299,23 +299,19 @@ class _Pass:
         asking: tuple[Tensor, ...] = ()
         if first_only:
             first = _apply(_First, x, layout.first)
-            queries = self._linear(first, ("q",), layer, layout.texts).index_select(0, layout.order)
+            ordered = self._linear(first, ("q",), layer, layout.texts).index_select(0, layout.order)
             wide = _apply(_Spread, self._linear(x, ("k", "v"), layer, layout.tokens), layout.spread, layout.place)
-            asking = _split(queries, [group.texts for group in layout.groups])
+            asking = _split(ordered, [group.texts for group in layout.groups])
         else:
             wide = _apply(_Spread, self._linear(x, ("q", "k", "v"), layer, layout.tokens), layout.spread, layout.place)
         out = []
         for i, part in enumerate(_split(wide, [group.texts * group.width for group in layout.groups])):
-            group = layout.groups[i]
-            apart = part.view(group.texts, group.width, -1, heads, x.shape[-1] // heads)
-            parts = apart.permute(2, 0, 3, 1, 4).unbind(0)
-            q = asking[i].view(group.texts, 1, heads, -1).transpose(1, 2) if first_only else parts[0]
             mask = self.masks[i]
             if first_only and mask is not None:
-                mask = mask[:, :, :1]
+                mask = mask[:, :1]
+            queries = asking[i] if first_only else None
             own = None if keys is None else keys[i]
-            context = attention(q, parts[-2], parts[-1], mask, own, self.packed.p_attention)
-            out.append(context.transpose(1, 2).reshape(-1, x.shape[-1]))
+            out.append(attention(part, queries, mask, own, self.packed.p_attention, (layout.groups[i].texts, heads)))
         joined = out[0] if len(out) == 1 else torch.cat(out)
         if first_only:
             return joined.index_select(0, layout.rank)
@@ -350,38 +346,101 @@ class _Pass:
         sizes = [group.texts * width for group, width in zip(layout.groups, widths, strict=True)]
         parts = _split(keys.index_select(0, places), sizes)
         return [
-            part.view(group.texts, width, -1).transpose(1, 2).contiguous()[..., None]
+            part.view(group.texts, width, -1).transpose(1, 2).reshape(-1, width, 1)
             for part, group, width in zip(parts, layout.groups, widths, strict=True)
         ]
 
     def _attention_masks(self) -> list[Tensor | None]:
-        masks = [_hidden_padding(group) for group in self.layout.groups]
+        """What is added to the scores of each group, [texts * heads, 1 or queries, keys]."""
+        heads, groups = self.packed.heads, self.layout.groups
+        masks = [_hidden_padding(group, heads) for group in groups]
         if ("distances", None) not in self.packed.names:
             return masks
         matrix = self.worn.matrix(self.packed.names["distances", None])
         ordered = self.layout.texts.lane.index_select(0, self.layout.order)
-        lanes = _split(ordered, [group.texts for group in self.layout.groups])
         full: list[Tensor | None] = []
-        for group, own, mask in zip(self.layout.groups, lanes, masks, strict=True):
+        for group, own, mask in zip(groups, _split(ordered, [group.texts for group in groups]), masks, strict=True):
             buckets = self.packed.distance_buckets(group.width)
             if isinstance(matrix, list):
                 bias = torch.stack(matrix).index_select(0, own)[:, buckets].permute(0, 3, 1, 2)
             else:
-                bias = F.embedding(buckets, matrix).permute(2, 0, 1)[None]
+                bias = F.embedding(buckets, matrix).permute(2, 0, 1).expand(group.texts, -1, -1, -1)
+            bias = bias.reshape(-1, group.width, group.width)
             full.append(bias if mask is None else bias + mask)
         return full
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, keys: Tensor | None, p: float) -> Tensor:
-    """Scaled dot-product attention on [texts, heads, positions, d], with keyed dropout where there are keys."""
-    if keys is None:
-        if mask is not None:
-            mask = mask.expand(q.shape[0], -1, -1, -1)
-        return F.scaled_dot_product_attention(q, k, v, mask)
-    scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.transpose(-1, -2)
+def attention(
+    wide: Tensor, queries: Tensor | None, mask: Tensor | None, keys: Tensor | None, p: float, shape: tuple[int, int]
+) -> Tensor:
+    """Attention of (texts, heads) on padded places, with keyed dropout where there are keys.
+
+    `wide` holds q, k and v side by side, or k and v where the queries (of first tokens) are given apart.
+    """
+    if keys is not None:
+        return _apply(_Attention, wide, queries, mask, keys, p, shape)
+    texts, heads = shape
+    parts = _by_head(wide, shape, 2 if queries is not None else 3).unbind(0)
+    q = parts[0] if queries is None else queries.view(texts, heads, 1, -1)
     if mask is not None:
-        scores = scores + mask
-    return drop(scores.softmax(-1), keys, p) @ v
+        mask = mask.view(texts, heads, *mask.shape[1:])
+    context = F.scaled_dot_product_attention(q, parts[-2], parts[-1], mask)
+    return context.transpose(1, 2).reshape(-1, heads * q.shape[-1])
+
+
+def _by_head(wide: Tensor, shape: tuple[int, int], parts: int) -> Tensor:
+    """[parts, texts, heads, width, d], a view."""
+    texts, heads = shape
+    return wide.view(texts, -1, parts, heads, wide.shape[1] // (parts * heads)).permute(2, 0, 3, 1, 4)
+
+
+class _Attention(torch.autograd.Function):
+    """Attention with keyed dropout: half the operations of what autograd would record, and scales cost none."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        wide: Tensor,
+        queries: Tensor | None,
+        mask: Tensor | None,
+        keys: Tensor,
+        p: float,
+        shape: tuple[int, int],
+    ) -> Tensor:
+        texts, heads = shape
+        apart = _by_head(wide, shape, 2 if queries is not None else 3).flatten(1, 2).contiguous()
+        k, v = apart[-2], apart[-1]
+        q = apart[0] if queries is None else queries.view(texts * heads, 1, -1)
+        scores = _product(q, k.transpose(1, 2), 1 / math.sqrt(q.shape[-1]), mask)
+        chances = torch.softmax(scores, -1)
+        context = _product(masked(chances, pattern(keys, k.shape[1]), p), v, 1 / (1 - p))
+        ctx.save_for_backward(apart, q, chances, keys)
+        ctx.p, ctx.shape, ctx.alone = p, shape, queries is not None
+        ctx.mask_shape = None if mask is None else mask.shape
+        return context.view(texts, heads, -1, q.shape[-1]).transpose(1, 2).reshape(-1, heads * q.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        apart, q, chances, keys = ctx.saved_tensors
+        (texts, heads), (k, v), d = ctx.shape, apart[-2:], q.shape[-1]
+        above = gradients[0].view(texts, -1, heads, d).transpose(1, 2).reshape(texts * heads, -1, d)
+        bits, kept = pattern(keys, k.shape[1]), 1 / (1 - ctx.p)
+        below = torch.empty_like(apart)
+        below[-1].baddbmm_(masked(chances, bits, ctx.p).transpose(1, 2), above, beta=0, alpha=kept)
+        change = masked(_product(above, v.transpose(1, 2), kept), bits, ctx.p)
+        change = torch.ops.aten._softmax_backward_data(change, chances, -1, change.dtype)
+        below[-2].baddbmm_(change.transpose(1, 2), q, beta=0, alpha=1 / math.sqrt(d))
+        asked = torch.empty_like(q) if ctx.alone else below[0]
+        asked.baddbmm_(change, k, beta=0, alpha=1 / math.sqrt(d))
+        wide = below.view(len(below), texts, heads, -1, d).permute(1, 3, 0, 2, 4).reshape(-1, len(below) * heads * d)
+        queries = asked.view(texts, heads * d) if ctx.alone else None
+        return wide, queries, change.sum_to_size(ctx.mask_shape) if ctx.needs_input_grad[2] else None, None, None, None
+
+
+def _product(a: Tensor, b: Tensor, scale: float, plus: Tensor | None = None) -> Tensor:
+    if plus is None:
+        return torch.baddbmm(a.new_empty(1, 1, 1), a, b, beta=0, alpha=scale)
+    return torch.baddbmm(plus, a, b, alpha=scale)
 
 
 def linear(x: Tensor, matrices: Sequence[Matrix], biases: Sequence[Tensor], segments: Segments) -> Tensor:
@@ -422,6 +481,8 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, segments: Segments, count: int, *tensors: Tensor) -> Tensor:
         matrices, biases = tensors[:count], tensors[count:]
         ctx.segments, ctx.matrices, ctx.dims = segments, matrices, [bias.dim() for bias in biases]
+        if count == 1 and biases[0].dim() == 1:
+            return torch.addmm(biases[0], x, matrices[0].t())
         out = x.new_empty(x.shape[0], sum(len(matrix) for matrix in matrices))
         for part, matrix, bias in zip(_split(out, [len(m) for m in matrices], 1), matrices, biases, strict=True):
             part.copy_(bias if bias.dim() == 1 else bias.index_select(0, segments.lane))
@@ -561,9 +622,10 @@ def _group(tensor: Any, lengths: Array, width: int) -> Group:
     return Group(len(lengths), width, tensor(lengths) if padded else None)
 
 
-def _hidden_padding(group: Group) -> Tensor | None:
+def _hidden_padding(group: Group, heads: int) -> Tensor | None:
     if group.lengths is None:
         return None
     beyond = torch.arange(group.width, device=group.lengths.device) >= group.lengths[:, None]
     lowest = torch.finfo(torch.float32).min
-    return torch.zeros(beyond.shape, device=beyond.device).masked_fill_(beyond, lowest)[:, None, None]
+    mask = torch.zeros(beyond.shape, device=beyond.device).masked_fill_(beyond, lowest)
+    return mask.repeat_interleave(heads, 0)[:, None]
