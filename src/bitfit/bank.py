@@ -239,10 +239,10 @@ class _Stacks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None, None]:
+        lanes = torch.tensor(ctx.lanes, device=ctx.bank.gradients.device)
         for (_, offset, size, trains), gradient in zip(ctx.bank._common, gradients, strict=True):
             if trains and gradient is not None:
-                for k, own in zip(ctx.lanes, gradient, strict=True):
-                    ctx.bank.gradients[k, offset : offset + size] += own
+                ctx.bank.gradients[:, offset : offset + size].index_add_(0, lanes, gradient)
         return None, None, None
 
 

@@ -64,7 +64,8 @@ class Segments:
 
     def sums(self, x: Tensor) -> Tensor:
         """One sum per lane; never a product with zeros, which would carry NaN from lane to lane."""
-        return torch.stack([part.sum(0) for part in self.split(x)])
+        # Measured on 400 x 384 with 4 lanes: index_add 26 us, a sum per slice 43 us, segment_reduce 239 us.
+        return x.new_zeros(len(self.bounds) - 1, x.shape[1]).index_add_(0, self.lane, x)
 
 
 @dataclass(frozen=True)
@@ -481,29 +482,41 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, segments: Segments, count: int, *tensors: Tensor) -> Tensor:
         matrices, biases = tensors[:count], tensors[count:]
         ctx.segments, ctx.matrices, ctx.dims = segments, matrices, [bias.dim() for bias in biases]
+        sizes = [len(matrix) for matrix in matrices]
         if count == 1 and biases[0].dim() == 1:
             return torch.addmm(biases[0], x, matrices[0].t())
-        out = x.new_empty(x.shape[0], sum(len(matrix) for matrix in matrices))
-        for part, matrix, bias in zip(_split(out, [len(m) for m in matrices], 1), matrices, biases, strict=True):
-            part.copy_(bias if bias.dim() == 1 else bias.index_select(0, segments.lane))
+        out = _side_by_side(biases, segments)
+        for part, matrix in zip(_split(out, sizes, 1), matrices, strict=True):
             part.addmm_(x, matrix.t())
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         gradient, matrices = gradients[0], ctx.matrices
-        parts = _split(gradient, [len(matrix) for matrix in matrices], 1)
+        sizes = [len(matrix) for matrix in matrices]
         below = None
         if ctx.needs_input_grad[0]:
+            parts = _split(gradient, sizes, 1)
             below = parts[0] @ matrices[0]
             for part, matrix in zip(parts[1:], matrices[1:], strict=True):
                 below.addmm_(part, matrix)
         wanted = ctx.needs_input_grad[3 + len(matrices) :]
-        biases = [
-            (part.sum(0) if dim == 1 else ctx.segments.sums(part)) if want else None
-            for part, dim, want in zip(parts, ctx.dims, wanted, strict=True)
-        ]
+        biases: list[Tensor | None] = [None] * len(matrices)
+        if any(wanted):
+            sums = ctx.segments.sums(gradient) if max(ctx.dims) == 2 else gradient.sum(0)
+            for i, (own, dim) in enumerate(zip(_split(sums, sizes, -1), ctx.dims, strict=True)):
+                if wanted[i]:
+                    biases[i] = own.sum(0) if dim < own.dim() else own
         return below, None, None, *[None] * len(matrices), *biases
+
+
+def _side_by_side(biases: Sequence[Tensor], segments: Segments) -> Tensor:
+    """[rows, n]: the biases of each row's lane."""
+    if all(bias.dim() == 1 for bias in biases):
+        return torch.cat(list(biases)).repeat(int(segments.bounds[-1]), 1)
+    lanes = len(segments.bounds) - 1
+    stacks = [bias.expand(lanes, -1) for bias in biases]
+    return (stacks[0] if len(stacks) == 1 else torch.cat(stacks, 1)).index_select(0, segments.lane)
 
 
 class _Shift(torch.autograd.Function):
