@@ -297,23 +297,18 @@ class _Pass:
     def _attend(self, layer: int, x: Tensor, first_only: bool) -> Tensor:
         layout, heads = self.layout, self.packed.heads
         keys = self._attention_keys(first_only)
-        asking: tuple[Tensor, ...] = ()
+        masks = self.masks
+        asking = None
         if first_only:
+            masks = [None if mask is None else mask[:, :1] for mask in masks]
             first = _apply(_First, x, layout.first)
-            ordered = self._linear(first, ("q",), layer, layout.texts).index_select(0, layout.order)
-            wide = _apply(_Spread, self._linear(x, ("k", "v"), layer, layout.tokens), layout.spread, layout.place)
-            asking = _split(ordered, [group.texts for group in layout.groups])
+            asking = self._linear(first, ("q",), layer, layout.texts).index_select(0, layout.order)
+        sides = ("k", "v") if first_only else ("q", "k", "v")
+        wide = _apply(_Spread, self._linear(x, sides, layer, layout.tokens), layout.spread, layout.place)
+        if keys is None:
+            joined = attention(wide, asking, layout.groups, heads, masks)
         else:
-            wide = _apply(_Spread, self._linear(x, ("q", "k", "v"), layer, layout.tokens), layout.spread, layout.place)
-        out = []
-        for i, part in enumerate(_split(wide, [group.texts * group.width for group in layout.groups])):
-            mask = self.masks[i]
-            if first_only and mask is not None:
-                mask = mask[:, :1]
-            queries = asking[i] if first_only else None
-            own = None if keys is None else keys[i]
-            out.append(attention(part, queries, mask, own, self.packed.p_attention, (layout.groups[i].texts, heads)))
-        joined = out[0] if len(out) == 1 else torch.cat(out)
+            joined = _apply(_Attention, wide, asking, layout.groups, heads, self.packed.p_attention, keys, *masks)
         if first_only:
             return joined.index_select(0, layout.rank)
         return _apply(_Gather, joined, layout.place)
@@ -372,70 +367,88 @@ class _Pass:
 
 
 def attention(
-    wide: Tensor, queries: Tensor | None, mask: Tensor | None, keys: Tensor | None, p: float, shape: tuple[int, int]
+    wide: Tensor, asking: Tensor | None, groups: Sequence[Group], heads: int, masks: Sequence[Tensor | None]
 ) -> Tensor:
-    """Attention of (texts, heads) on padded places, with keyed dropout where there are keys.
+    """Attention within each text, on padded places.
 
     `wide` holds q, k and v side by side, or k and v where the queries (of first tokens) are given apart.
     """
-    if keys is not None:
-        return _apply(_Attention, wide, queries, mask, keys, p, shape)
-    texts, heads = shape
-    parts = _by_head(wide, shape, 2 if queries is not None else 3).unbind(0)
-    q = parts[0] if queries is None else queries.view(texts, heads, 1, -1)
-    if mask is not None:
-        mask = mask.view(texts, heads, *mask.shape[1:])
-    context = F.scaled_dot_product_attention(q, parts[-2], parts[-1], mask)
-    return context.transpose(1, 2).reshape(-1, heads * q.shape[-1])
-
-
-def _by_head(wide: Tensor, shape: tuple[int, int], parts: int) -> Tensor:
-    """[parts, texts, heads, width, d], a view."""
-    texts, heads = shape
-    return wide.view(texts, -1, parts, heads, wide.shape[1] // (parts * heads)).permute(2, 0, 3, 1, 4)
+    out = []
+    queries = None if asking is None else _split(asking, [group.texts for group in groups])
+    for i, (group, part) in enumerate(zip(groups, _split(wide, _places(groups)), strict=True)):
+        parts = _by_head(part, group.texts, heads, 3 if queries is None else 2).unbind(0)
+        q = parts[0] if queries is None else queries[i].view(group.texts, heads, 1, -1)
+        mask = masks[i]
+        if mask is not None:
+            mask = mask.view(group.texts, heads, *mask.shape[1:])
+        context = F.scaled_dot_product_attention(q, parts[-2], parts[-1], mask)
+        out.append(context.transpose(1, 2).reshape(-1, heads * q.shape[-1]))
+    return out[0] if len(out) == 1 else torch.cat(out)
 
 
 class _Attention(torch.autograd.Function):
-    """Attention with keyed dropout: half the operations of what autograd would record, and scales cost none."""
+    """`attention` with keyed dropout: half the operations of what autograd would record, and scaling costs none."""
 
     @staticmethod
     def forward(
         ctx: Any,
         wide: Tensor,
-        queries: Tensor | None,
-        mask: Tensor | None,
-        keys: Tensor,
+        asking: Tensor | None,
+        groups: Sequence[Group],
+        heads: int,
         p: float,
-        shape: tuple[int, int],
+        keys: Sequence[Tensor],
+        *masks: Tensor | None,
     ) -> Tensor:
-        texts, heads = shape
-        apart = _by_head(wide, shape, 2 if queries is not None else 3).flatten(1, 2).contiguous()
-        k, v = apart[-2], apart[-1]
-        q = apart[0] if queries is None else queries.view(texts * heads, 1, -1)
-        scores = _product(q, k.transpose(1, 2), 1 / math.sqrt(q.shape[-1]), mask)
-        chances = torch.softmax(scores, -1)
-        context = _product(masked(chances, pattern(keys, k.shape[1]), p), v, 1 / (1 - p))
-        ctx.save_for_backward(apart, q, chances, keys)
-        ctx.p, ctx.shape, ctx.alone = p, shape, queries is not None
-        ctx.mask_shape = None if mask is None else mask.shape
-        return context.view(texts, heads, -1, q.shape[-1]).transpose(1, 2).reshape(-1, heads * q.shape[-1])
+        sides = 3 if asking is None else 2
+        width = wide.shape[1] // sides
+        joined = wide.new_empty(wide.shape[0] if asking is None else asking.shape[0], width)
+        outs = _split(joined, _places(groups, asking is not None))
+        saved: list[Tensor] = []
+        for i, (group, part, out) in enumerate(zip(groups, _split(wide, _places(groups)), outs, strict=True)):
+            apart = _by_head(part, group.texts, heads, sides).flatten(1, 2).contiguous()
+            queries = None if asking is None else _split(asking, [g.texts for g in groups])[i]
+            q = apart[0] if queries is None else queries.view(group.texts * heads, 1, -1)
+            chances = _product(q, apart[-2].transpose(1, 2), 1 / math.sqrt(q.shape[-1]), masks[i]).softmax(-1)
+            context = _product(masked(chances, pattern(keys[i], group.width), p), apart[-1], 1 / (1 - p))
+            _by_head(out, group.texts, heads, 1)[0].copy_(context.view(group.texts, heads, -1, q.shape[-1]))
+            saved += (apart, q, chances)
+        ctx.save_for_backward(*saved)
+        ctx.groups, ctx.heads, ctx.p, ctx.keys, ctx.alone = groups, heads, p, keys, asking is not None
+        ctx.mask_shapes = [None if mask is None else mask.shape for mask in masks]
+        return joined
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        apart, q, chances, keys = ctx.saved_tensors
-        (texts, heads), (k, v), d = ctx.shape, apart[-2:], q.shape[-1]
-        above = gradients[0].view(texts, -1, heads, d).transpose(1, 2).reshape(texts * heads, -1, d)
-        bits, kept = pattern(keys, k.shape[1]), 1 / (1 - ctx.p)
-        below = torch.empty_like(apart)
-        below[-1].baddbmm_(masked(chances, bits, ctx.p).transpose(1, 2), above, beta=0, alpha=kept)
-        change = masked(_product(above, v.transpose(1, 2), kept), bits, ctx.p)
-        change = torch.ops.aten._softmax_backward_data(change, chances, -1, change.dtype)
-        below[-2].baddbmm_(change.transpose(1, 2), q, beta=0, alpha=1 / math.sqrt(d))
-        asked = torch.empty_like(q) if ctx.alone else below[0]
-        asked.baddbmm_(change, k, beta=0, alpha=1 / math.sqrt(d))
-        wide = below.view(len(below), texts, heads, -1, d).permute(1, 3, 0, 2, 4).reshape(-1, len(below) * heads * d)
-        queries = asked.view(texts, heads * d) if ctx.alone else None
-        return wide, queries, change.sum_to_size(ctx.mask_shape) if ctx.needs_input_grad[2] else None, None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        groups, heads, kept, saved = ctx.groups, ctx.heads, 1 / (1 - ctx.p), ctx.saved_tensors
+        sides = 2 if ctx.alone else 3
+        wide = gradients[0].new_empty(sum(_places(groups)), sides * gradients[0].shape[1])
+        parts, aboves = _split(wide, _places(groups)), _split(gradients[0], _places(groups, ctx.alone))
+        asking, masks = [], []
+        for i, group in enumerate(groups):
+            apart, q, chances = saved[3 * i : 3 * i + 3]
+            scale, bits, below = 1 / math.sqrt(q.shape[-1]), pattern(ctx.keys[i], group.width), torch.empty_like(apart)
+            above = _by_head(aboves[i], group.texts, heads, 1)[0].flatten(0, 1)
+            below[-1].baddbmm_(masked(chances, bits, ctx.p).transpose(1, 2), above, beta=0, alpha=kept)
+            change = masked(_product(above, apart[-1].transpose(1, 2), kept), bits, ctx.p)
+            change = torch.ops.aten._softmax_backward_data(change, chances, -1, change.dtype)
+            below[-2].baddbmm_(change.transpose(1, 2), q, beta=0, alpha=scale)
+            asked = torch.empty_like(q) if ctx.alone else below[0]
+            asked.baddbmm_(change, apart[-2], beta=0, alpha=scale)
+            target = _by_head(parts[i], group.texts, heads, sides)
+            target.copy_(below.view(target.shape))
+            asking.append(asked.view(group.texts, -1))
+            masks.append(change.sum_to_size(ctx.mask_shapes[i]) if ctx.needs_input_grad[6 + i] else None)
+        return wide, torch.cat(asking) if ctx.alone else None, None, None, None, None, *masks
+
+
+def _places(groups: Sequence[Group], first_only: bool = False) -> list[int]:
+    return [group.texts if first_only else group.texts * group.width for group in groups]
+
+
+def _by_head(wide: Tensor, texts: int, heads: int, sides: int) -> Tensor:
+    """[sides, texts, heads, places, d], a view."""
+    return wide.view(texts, -1, sides, heads, wide.shape[1] // (sides * heads)).permute(2, 0, 3, 1, 4)
 
 
 def _product(a: Tensor, b: Tensor, scale: float, plus: Tensor | None = None) -> Tensor:
