@@ -64,7 +64,8 @@ class Segments:
 
     def sums(self, x: Tensor) -> Tensor:
         """One sum per lane; never a product with zeros, which would carry NaN from lane to lane."""
-        # Measured on 400 x 384 with 4 lanes: index_add 26 us, a sum per slice 43 us, segment_reduce 239 us.
+        # Measured once, on a busy machine, 4 lanes of width 384, microseconds at 100 / 400 / 1000 / 4000 rows:
+        # index_add 26 / 26 / 103 / 182, a sum per slice 31 / 43 / 78 / 190, segment_reduce 37 / 239 / 629 / 3548.
         return x.new_zeros(len(self.bounds) - 1, x.shape[1]).index_add_(0, self.lane, x)
 
 
@@ -387,7 +388,7 @@ def attention(
 
 
 class _Attention(torch.autograd.Function):
-    """`attention` with keyed dropout: half the operations of what autograd would record, and scaling costs none."""
+    """`attention` with keyed dropout: fewer operations than autograd would record, and scaling costs none."""
 
     @staticmethod
     def forward(
