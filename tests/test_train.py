@@ -33,10 +33,9 @@ def test_bias_terms_alone_learn_the_task(base, larger):
 
 
 def test_an_unknown_architecture_trains_by_group_and_by_pattern(tmp_path, csv_file):
-    from conftest import SMALL, make_folder
-
     from bitfit import load_base, predict
     from bitfit.errors import SelectionError
+    from conftest import SMALL, make_folder
 
     base = load_base(make_folder(tmp_path / "m", "ernie", **SMALL))
     assert base.anatomy.family == "unknown" and "b_q" in base.anatomy.missing

@@ -185,6 +185,16 @@ FAMILIES: Mapping[str, Family] = {
 }
 """The known families, by the `model_type` of transformers."""
 
+INPUTS: Mapping[str, str] = {
+    "words": "embeddings.word_embeddings.weight",
+    "types": "embeddings.token_type_embeddings.weight",
+    "positions": "embeddings.position_embeddings.weight",
+    "W_project": "embeddings_project.weight",
+    "b_project": "embeddings_project.bias",
+    "distances": "encoder.relative_attention_bias.weight",
+}
+"""What the papers have no term for but a forward pass of the BERT family must find, by its part in it."""
+
 UNKNOWN = Family("unknown", r"(?!)", {}, {})
 """Stands in for every other architecture: no layers, and all terms are *_other."""
 

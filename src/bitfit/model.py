@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from .anatomy import PART, Anatomy
 from .base import Base, empty_model
@@ -27,8 +28,24 @@ class Pooled(nn.Module):
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Pool the real tokens of each row and classify."""
         weight = mask.unsqueeze(-1).to(hidden.dtype)
-        mean = (hidden * weight).sum(1) / weight.sum(1)
+        return self.classify((hidden * weight).sum(1) / weight.sum(1))
+
+    def classify(self, mean: Tensor) -> Tensor:
+        """Classify texts that are pooled already."""
         return self.classifier(self.dropout(mean))  # type: ignore[no-any-return]
+
+
+class _Given(nn.Module):
+    """Stands in for an encoder whose first hidden states are known already."""
+
+    def __init__(self, first: Tensor, pooler: nn.Module | None) -> None:
+        super().__init__()
+        self.first = first[:, None]
+        self.pooler = pooler
+
+    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPooling:
+        pooled = None if self.pooler is None else self.pooler(self.first)
+        return BaseModelOutputWithPooling(last_hidden_state=self.first, pooler_output=pooled)
 
 
 class Model(nn.Module):
@@ -50,7 +67,7 @@ class Model(nn.Module):
         self.encoder = base.encoder
         self.places = _places(dict(base.encoder.named_modules()))
         self.places |= {HEAD + name: places for name, places in _places(outside).items()}
-        self.eval()  # a new module starts in training mode
+        self.eval()  # a new module is in training mode, and a head evaluated before its first step would drop out
 
     def forward(self, rows: Rows) -> Tensor:
         """The outputs of token rows, one row per text: the stock model on a padded batch."""
@@ -59,6 +76,17 @@ class Model(nn.Module):
             hidden = self.encoder(**batch).last_hidden_state
             return self.whole(hidden, batch["attention_mask"])  # type: ignore[no-any-return]
         return self.whole(**batch).logits  # type: ignore[no-any-return]
+
+    def classify(self, texts: Tensor) -> Tensor:
+        """The head alone, on each text's mean hidden state, or on its first if the head is the architecture's own."""
+        if isinstance(self.whole, Pooled):
+            return self.whole.classify(texts)
+        prefix = str(self.whole.base_model_prefix)
+        self.whole._modules[prefix] = _Given(texts, getattr(self.encoder, "pooler", None))
+        try:
+            return self.whole(None).logits  # type: ignore[no-any-return]
+        finally:
+            self.whole._modules[prefix] = self.encoder
 
     def _batch(self, rows: Rows) -> dict[str, Tensor]:
         device = next(self.encoder.parameters()).device
