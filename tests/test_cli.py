@@ -136,6 +136,17 @@ def test_count_on_a_bare_config_reproduces_the_papers_numbers(shape, head, total
     assert bool(shown["warnings"]) == (head == "bias")
 
 
+def test_count_takes_a_folder_with_a_config_alone(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **SHAPES["tiny"]}))
+    assert _run(["count", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["trained"] == 3_330
+
+
+def test_count_refuses_a_config_that_builds_no_model(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 10}))
+    assert _run(["count", str(tmp_path / "config.json")]) == 4
+
+
 def test_count_warns_of_a_random_head_that_stays_frozen(folder, capsys):
     assert _run(["count", folder, "--head", "frozen"]) == 0
     assert "randomly initialised" in capsys.readouterr().err
@@ -170,6 +181,11 @@ def test_doctor_answers(capsys):
         (["predict", "{tmp}/none.safetensors", "hi"], 4, "cannot be read"),
         (["predict", "{csv}", "hi"], 4, "not a usable bitfit file"),
         (["predict", "{csv}"], 2, "one of the two"),
+        (["train", "{csv}", "--base", "{folder}", "--out", "{tmp}"], 2, "it is a folder"),
+        (["train", "{csv}", "--base", "{folder}", "--out", "{csv}/x.safetensors"], 2, "cannot be written"),
+        (["train", "{csv}", "--base", "{folder}", "--out", "."], 2, "it is a folder"),
+        (["train", "{csv}", "--base", "{folder}", "--select", "b_emb@0"], 2, "selects nothing"),
+        (["inspect", "{tmp}"], 4, "no such file"),
         (["inspect", "{csv}"], 4, "not a usable bitfit file"),
         (["count", "{csv}"], 4, "not a model configuration"),
         (["count", "{folder}", "--select", "b_q@7"], 2, "layer"),

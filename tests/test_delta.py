@@ -100,6 +100,15 @@ def rewritten(delta, tensors=None, **meta):
         ({"labels": "positive"}, "labels"),
         ({"change": {"b_q": "much"}}, "change map"),
         ({"change": {"b_q": [0.1] * 5000}}, "change map"),
+        ({"change": {"b_q": [10**400]}}, "change map"),
+        ({"columns": {}}, "columns"),
+        ({"columns": {"text": 5, "text_pair": None, "label": None}}, "columns"),
+        ({"metrics": {}}, "scores"),
+        ({"metrics": {"dev": {"accuracy": {}}}}, "scores"),
+        ({"metrics": {"dev": {"accuracy": {"value": "1", "low": 0, "high": 1}}}}, "scores"),
+        ({"total": 0, "trained": 0}, "counts"),
+        ({"trained": 10**400}, "counts"),
+        ({"hub": 1}, "hub"),
         ({"max_length": True}, "max_length"),
         ({"trial": None}, "trial"),
         ({"fingerprint": 5}, "fingerprint"),
@@ -244,6 +253,23 @@ def test_10000_mutated_files_are_each_a_typed_error_and_leave_the_base_alone(del
     for mutated in mutations(data, 10_000, seed=2):
         refused(mutated, data)
     assert all(torch.equal(before[n], value) for n, value in base.encoder.state_dict().items())
+
+
+def test_a_huge_file_is_refused_without_being_read(tmp_path):
+    path = tmp_path / "huge.safetensors"
+    with path.open("wb") as file:
+        file.write(framed("{" + ENTRY + "}"))
+        file.truncate(40 << 30)  # sparse: no disk is used
+    with pytest.raises(DeltaError, match="size"):
+        Delta.load(path)
+
+
+def test_a_pipe_is_no_delta(tmp_path):
+    import os
+
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DeltaError, match="no such file"):
+        Delta.load(tmp_path / "pipe")
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(delta, path, monkeypatch):

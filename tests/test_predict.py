@@ -91,8 +91,49 @@ def test_an_unknown_label_in_evaluation_is_named_with_its_line(delta, base, tmp_
 
 
 def test_a_missing_base_is_named(delta):
-    with pytest.raises(ModelError, match=r"needs its base bert.*--base"):
+    with pytest.raises(ModelError, match=r"model folder bert.*--base"):
         Predictor(delta)
+
+
+def test_a_delta_of_a_folder_never_asks_the_hub(delta, monkeypatch):
+    from bitfit import prediction
+
+    monkeypatch.setattr(prediction, "load_base", lambda *_: pytest.fail("looked for a base"))
+    with pytest.raises(ModelError):
+        Predictor(delta)
+
+
+def test_a_base_that_wears_a_delta_is_refused_until_it_is_undone(delta, base, csv_file):
+    undo = delta.apply(base)
+    try:
+        for use in (lambda: delta.apply(base), lambda: train(csv_file, base, lr=1e-2), lambda: Predictor(delta, base)):
+            with pytest.raises(ModelError, match="still wears a delta"):
+                use()
+    finally:
+        undo()
+    undo()
+    assert predict(delta, TEXTS, base)
+
+
+def test_evaluating_a_folder_takes_its_test_file(delta, base, csv_file, tmp_path):
+    lines = csv_file.read_text().splitlines()
+    for name, count in (("train", 40), ("test", 21)):
+        (tmp_path / "f").mkdir(exist_ok=True)
+        (tmp_path / "f" / f"{name}.csv").write_text("\n".join(lines[:count]) + "\n")
+    assert Predictor(delta, base).evaluate(tmp_path / "f")[0] == 20
+
+
+def test_other_columns_are_taken_when_named_and_said_when_found(delta, base, tmp_path):
+    path = tmp_path / "o.csv"
+    path.write_text("words,mark,stars\ngood film,positive,1\nbad film,negative,2\n")
+    rows, _, notes = Predictor(delta, base).evaluate(path, text="words", label="mark")
+    assert rows == 2 and "'mark'" in notes[0]
+
+
+@pytest.mark.parametrize("texts", [[None], [3], ["\ud800"], [("a", None)]])
+def test_what_is_no_text_is_refused(delta, base, texts):
+    with pytest.raises(UsageError):
+        predict(delta, texts, base)
 
 
 def test_the_wrong_base_is_refused_with_both_names(delta, bases):
@@ -153,8 +194,11 @@ def test_an_export_leaves_the_base_and_a_full_folder_alone(delta, base, tmp_path
     before = {name: value.clone() for name, value in base.encoder.state_dict().items()}
     export(delta, base, tmp_path / "out")
     assert all(torch.equal(before[n], value) for n, value in base.encoder.state_dict().items())
-    with pytest.raises(DeltaError, match="not empty"):
+    with pytest.raises(UsageError, match="not empty"):
         export(delta, base, tmp_path / "out")
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be written"):
+        export(delta, base, tmp_path / "file" / "x")
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
 

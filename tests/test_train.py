@@ -234,6 +234,40 @@ def test_numbers_are_learnt_at_any_size(base, tmp_path):
     assert 200_000 < low < high < 400_000
 
 
+def test_labels_far_from_zero_keep_their_differences(base, tmp_path):
+    path = tmp_path / "stamps.csv"
+    rows = [(t, 1.7e9 + 5.5 * (label == "positive")) for t, label in reviews(64)]
+    path.write_text("text,label\n" + "".join(f"{t},{stamp}\n" for t, stamp in rows))
+    run = train(path, base, pool="mean", lr=2e-2, epochs=10)
+    assert run.best.dev > 0.7
+
+
+def test_histories_are_written_when_every_trial_diverges(base, csv_file, tmp_path):
+    out = tmp_path / "d.safetensors"
+    with pytest.raises(Diverged):
+        train(csv_file, base, lr=[1e30, 1.0000001e30], epochs=1, out=out)
+    assert len(list(run_folder(out).glob("*.jsonl"))) == 2
+
+
+def test_a_frozen_random_head_is_said(base, csv_file):
+    assert any("frozen" in note for note in train(csv_file, base, head="bias", **QUICK).notes)
+
+
+def test_dropping_checkpoints_is_said(base, csv_file, tmp_path):
+    out = tmp_path / "d.safetensors"
+    with pytest.raises(Interrupted):
+        train(csv_file, base, out=out, watch=StopAt(3), **QUICK)
+    assert any("dropped" in note for note in train(csv_file, base, out=out, **QUICK).notes)
+
+
+def test_resuming_with_another_grouping_is_refused(base, csv_file, tmp_path):
+    plan = {"lr": [1e-2, 1e-3], "epochs": 2, "out": tmp_path / "d.safetensors"}
+    with pytest.raises(Interrupted):
+        train(csv_file, base, lanes=1, watch=StopAt(3), **plan)
+    with pytest.raises(UsageError, match="another run"):
+        train(csv_file, base, lanes=2, resume=True, **plan)
+
+
 def test_every_epoch_sees_every_row_once_in_the_lanes_own_order():
     trial = Plan(batch=8, seed=1, epochs=2, lr=1e-3)
     one = make_trial(trial)
@@ -284,12 +318,22 @@ def test_default_rates_follow_the_selection_and_the_width():
         ({"max_length": 9999}, "--max-length"),
         ({"select": "none", "head": "frozen"}, "nothing is left to train"),
         ({"device": "tpu"}, "--device"),
+        ({"lr": "1e-3"}, "--lr"),
+        ({"epochs": 1.5}, "--epochs"),
+        ({"seed": [0, 1.5]}, "--seed"),
+        ({"learning_rate": 1}, 'no option "learning_rate"'),
+        ({"select": 5}, "select takes a text"),
         ({"train_size": 10_000}, "10,?000"),
     ],
 )
 def test_wrong_settings_are_refused_with_a_reason(base, csv_file, plan, says):
     with pytest.raises((UsageError, DataError), match=says):
         train(csv_file, base, **{"lr": 1e-3, **plan})
+
+
+def test_numpy_numbers_are_numbers(base, csv_file):
+    run = train(csv_file, base, lr=np.array([1e-2, 1e-3]), seed=np.int64(1), epochs=np.int32(1))
+    assert [outcome.trial.lr for outcome in run.trials] == [1e-2, 1e-3] and run.best.trial.seed == 1
 
 
 def test_texts_that_are_cut_are_counted(base, tmp_path):

@@ -145,4 +145,4 @@ def _encoder_anatomy(model: nn.Module) -> Anatomy:
 
 def _has_weights(spec: str) -> bool:
     folder = Path(spec)
-    return folder.is_dir() and any(folder.glob(pattern) for pattern in ("*.safetensors", "*.bin"))
+    return folder.is_dir() and any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))

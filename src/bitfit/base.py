@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib.util
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,14 @@ class Base:
     encoder: nn.Module
     tokenizer: Any
     missing: frozenset[str]  # encoder parameters the checkpoint lacks; they belong to the head
-    pooling: str  # what the base declares: "mean" for sentence-transformers folders, else "cls"
+    pooling: str  # what the base declares: "mean" for sentence-transformers models, else "cls"
+    hub: bool = False  # whether its name is a hub id
+    worn: list[str] = field(default_factory=list)  # who wrote values into the encoder and has not undone it
+
+    def require_clean(self) -> None:
+        """Refuse while a delta is applied: the weights are then not those of the fingerprint."""
+        if self.worn:
+            raise ModelError(f"{self.name} still wears a delta ({self.worn[0]}); undo it first")
 
     @cached_property
     def anatomy(self) -> Anatomy:
@@ -109,8 +117,11 @@ def load_base(spec: str | os.PathLike[str] | None = None) -> Base:
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, RuntimeError for bad folders
         raise ModelError(f"{spec or name}: cannot be loaded as a base ({_first_line(error)})") from error
     _require_padding(config, tokenizer, name)
+    words = int(getattr(config, "vocab_size", len(tokenizer)) or len(tokenizer))
+    if len(tokenizer) > words:
+        raise ModelError(f"{name}: its tokenizer has {len(tokenizer):,} tokens, its embeddings only {words:,}")
     encoder.requires_grad_(False).eval()
-    return Base(name, config, encoder, tokenizer, missing, _declared_pooling(source))
+    return Base(name, config, encoder, tokenizer, missing, _declared_pooling(source, local), hub=not local)
 
 
 def locate(spec: str | os.PathLike[str] | None) -> tuple[str, str]:
@@ -136,7 +147,7 @@ def load_config(spec: str) -> tuple[Any, str]:
     if Path(spec).is_file():
         try:
             table = json.loads(Path(spec).read_text(encoding="utf-8"))
-            return AutoConfig.for_model(**table), Path(spec).stem
+            return _buildable(AutoConfig.for_model(**table)), Path(spec).stem
         except Exception as error:
             raise ModelError(f"{spec}: not a model configuration ({_first_line(error)})") from error
     source, name = locate(spec)
@@ -144,11 +155,16 @@ def load_config(spec: str) -> tuple[Any, str]:
     try:
         if not local:
             _reach_hub(source)
-        return AutoConfig.from_pretrained(source, local_files_only=local), name
+        return _buildable(AutoConfig.from_pretrained(source, local_files_only=local)), name
     except ModelError:
         raise
     except Exception as error:
         raise ModelError(f"{spec}: no usable configuration ({_first_line(error)})") from error
+
+
+def _buildable(config: Any) -> Any:
+    empty_model(copy.deepcopy(config))
+    return config
 
 
 def empty_model(config: Any, labels: int = 2) -> nn.Module:
@@ -179,13 +195,19 @@ def _encoder(source: str, config: Any, local: bool) -> tuple[nn.Module, frozense
     return encoder, frozenset(missing & names)
 
 
-def _declared_pooling(source: str) -> str:
-    path = Path(source) / "1_Pooling" / "config.json"
+def _declared_pooling(source: str, local: bool) -> str:
     try:
+        path = Path(source) / "1_Pooling" / "config.json" if local else _hub_file(source, "1_Pooling/config.json")
         declared = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except Exception:  # most models declare none, and the hub's own errors say that in many ways
         return "cls"
-    return "mean" if declared.get("pooling_mode_mean_tokens") else "cls"
+    return "mean" if isinstance(declared, dict) and declared.get("pooling_mode_mean_tokens") else "cls"
+
+
+def _hub_file(name: str, path: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(name, path))
 
 
 def _require_padding(config: Any, tokenizer: Any, name: str) -> None:

@@ -50,7 +50,9 @@ class Store:
             try:
                 tensors, facts = tensorfile.read(path, finite=False)
             except DeltaError as error:
-                warnings.warn(f"{error}; going back to the checkpoint before it", UserWarning, stacklevel=2)
+                path.unlink(missing_ok=True)  # or it would count as one of the two that are kept
+                left = "going back to the checkpoint before it" if self._files(part) else "starting this pass anew"
+                warnings.warn(f"{error}; {left}", UserWarning, stacklevel=2)
                 continue
             if facts.get("key") != self.key:
                 raise UsageError(
@@ -60,11 +62,14 @@ class Store:
             return int(path.stem.split("-")[1]), {name: np.array(array) for name, array in tensors.items()}, facts
         return None
 
-    def clear(self) -> None:
-        """Remove all checkpoints, and what a killed write left behind."""
-        if self.folder is not None and self.folder.is_dir():
-            for path in [*self.folder.glob("pass*.checkpoint"), *self.folder.glob(".pass*.tmp")]:
-                path.unlink(missing_ok=True)
+    def clear(self) -> int:
+        """Remove all checkpoints, and what a killed write left behind; how many there were."""
+        if self.folder is None or not self.folder.is_dir():
+            return 0
+        checkpoints = list(self.folder.glob("pass*.checkpoint"))
+        for path in [*checkpoints, *self.folder.glob(".pass*.tmp")]:
+            path.unlink(missing_ok=True)
+        return len(checkpoints)
 
     def _files(self, part: int) -> list[Path]:
         if self.folder is None:

@@ -59,12 +59,14 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("texts", metavar="TEXT", nargs="*", help="texts; for a delta of pairs two each")
     it.add_argument("--file", type=Path, help="a data file: the columns of training, or found anew")
     it.add_argument("--out", type=Path, help="write a CSV instead of printing")
+    _add_columns(it, "text", "text_pair")
     _add_base(it)
     _add_json(it)
 
     it = command(evaluate, "score a delta on a labelled file: every metric with its 95%% interval")
     _add_delta(it)
-    it.add_argument("source", metavar="DATA", type=Path, help="a labelled file")
+    it.add_argument("source", metavar="DATA", type=Path, help="a labelled file, or a folder with a test file")
+    _add_columns(it, "text", "text_pair", "label")
     _add_base(it)
     _add_json(it)
 
@@ -95,6 +97,16 @@ def _add_base(it: argparse.ArgumentParser) -> None:
 
 def _add_delta(it: argparse.ArgumentParser) -> None:
     it.add_argument("delta", metavar="DELTA", type=Path, help="a delta file")
+
+
+def _add_columns(it: argparse.ArgumentParser, *names: str) -> None:
+    for name in names:
+        option = "--" + name.replace("_", "-")
+        it.add_argument(option, metavar="COLUMN", help=f"{name.replace('_', ' ')} column (that of training)")
+
+
+def _columns(args: argparse.Namespace, *names: str) -> dict[str, str | None]:
+    return {name: getattr(args, name) for name in names}
 
 
 def _add_json(it: argparse.ArgumentParser) -> None:
@@ -181,7 +193,8 @@ def predict(args: argparse.Namespace) -> None:
     from .prediction import Predictor
 
     predictor = Predictor(args.delta, args.base)
-    source = predictor.texts_in(args.file) if args.file else predictor.texts_of(args.texts)
+    given = _columns(args, "text", "text_pair")
+    source = predictor.texts_in(args.file, **given) if args.file else predictor.texts_of(args.texts)
     answers = predictor.answers(source)
     if args.out is not None:
         _write_csv(args.out, answers)
@@ -200,7 +213,9 @@ def _write_csv(path: Path, answers: Iterable[dict[str, Any]]) -> None:
     import csv
 
     from .show import note
+    from .tensorfile import check_target
 
+    check_target(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     count = 0
     try:
@@ -223,7 +238,8 @@ def evaluate(args: argparse.Namespace) -> None:
     from . import show
     from .prediction import Predictor
 
-    rows, scores, notes = Predictor(args.delta, args.base).evaluate(args.source)
+    given = _columns(args, "text", "text_pair", "label")
+    rows, scores, notes = Predictor(args.delta, args.base).evaluate(args.source, **given)
     for text in notes:
         show.note(text)
     if args.json:
@@ -332,9 +348,13 @@ def _run(words: list[str]) -> int:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
+    except MemoryError:
+        return _fail("not enough memory for this", 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        return _fail(f"{error.filename or 'output'}: {error.strerror}", 1)
     except Exception as error:
         if os.environ.get("BITFIT_DEBUG"):
             raise

@@ -213,15 +213,23 @@ def _delimiter(path: Path, header: str) -> str:
 
 def _records(path: Path, first: int, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(max(CELL_LIMIT, csv.field_size_limit()))
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    # Most TSV files are written without quoting: there a quote is a character, unless it embraces a whole cell.
+    plain = delimiter == "\t"
+    reader = csv.reader(lines, delimiter=delimiter, strict=True, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
     while True:
         start = first + reader.line_num
         try:
-            yield start, next(reader)
+            fields = next(reader)
+            yield start, [_unquoted(field) for field in fields] if plain else fields
         except StopIteration:
             return
         except csv.Error as error:
             raise _fault(path, start, _quoting(str(error))) from error
+
+
+def _unquoted(field: str) -> str:
+    whole = len(field) > 1 and field[0] == field[-1] == '"'
+    return field[1:-1].replace('""', '"') if whole else field
 
 
 def _quoting(error: str) -> str:
@@ -709,9 +717,7 @@ def _train_and_dev(
     if not dev:
         raise DataError(f"{files.train} has too few different rows to split off a dev set; add rows or a dev file.")
     how = "of every class " if kind == "classification" else ""
-    note = (
-        f"No dev file, so 10% {how}(about {DEV_MOST:,} rows at most, seed {seed}) is split off, equal texts together."
-    )
+    note = f"No dev file, so {len(dev) / len(whole):.0%} {how}is split off (seed {seed}), equal texts together."
     return whole.take(train), whole.take(dev), (note,)
 
 

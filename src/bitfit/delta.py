@@ -30,6 +30,7 @@ INDEX, VALUE = ".index", ".value"
 SCHEMA: dict[str, type | tuple[type, ...]] = {
     "format": int,
     "base": str,
+    "hub": bool,
     "fingerprint": str,
     "select": str,
     "head": str,
@@ -78,11 +79,15 @@ class Delta:
         if meta.get("format") != FORMAT:
             raise DeltaError(f"{where}: delta format {meta.get('format')!r}; this bitfit reads format {FORMAT}")
         for key, kind in SCHEMA.items():
-            if not isinstance(meta.get(key), kind) or isinstance(meta.get(key), bool):
+            if not isinstance(meta.get(key), kind) or (kind is not bool and isinstance(meta[key], bool)):
                 raise DeltaError(f"{where}: its metadata has no usable {key!r}")
         if not all(isinstance(label, str) for label in meta["labels"]):
             raise DeltaError(f"{where}: its labels are not all texts")
+        if not 0 <= meta["trained"] <= meta["total"] < 1 << 63 or meta["total"] == 0:
+            raise DeltaError(f"{where}: its parameter counts make no sense")
+        _check_columns(meta["columns"], where)
         _check_change(meta["change"], where)
+        _check_metrics(meta["metrics"], meta["metric"], where)
         for name in tensors:
             _check_dtype(name, tensors, where)
         return cls(tensors, meta)
@@ -118,6 +123,7 @@ class Delta:
 
     def check(self, base: Base) -> None:
         """Refuse a base that is not the one the delta was trained on, or whose tensors do not fit."""
+        base.require_clean()
         if self.meta["fingerprint"] != base.fingerprint:
             raise DeltaError(
                 f"the delta was trained on {self.meta['base']} ({self.meta['fingerprint'][:12]}), "
@@ -132,6 +138,7 @@ class Delta:
         import torch
 
         self.check(base)
+        base.worn.append(str(self.meta["select"]))
         parameters = dict(base.encoder.named_parameters())
         before: dict[nn.Parameter, Any] = {}
         with torch.no_grad():
@@ -141,9 +148,13 @@ class Delta:
                 write_entries(parameter, index, values)
 
         def undo() -> None:
+            if not before:
+                return
             with torch.no_grad():
                 for parameter, original in before.items():
                     parameter.copy_(original)
+            before.clear()
+            base.worn.clear()
 
         return undo
 
@@ -168,9 +179,30 @@ def _check_dtype(name: str, tensors: Tensors, where: str) -> None:
         raise DeltaError(f"{where}: {name} has the wrong number type")
 
 
+def _check_columns(columns: dict[str, Any], where: str) -> None:
+    named = set(columns) == {"text", "text_pair", "label"} and isinstance(columns["text"], str)
+    if not named or not all(value is None or isinstance(value, str) for value in columns.values()):
+        raise DeltaError(f"{where}: its metadata has no usable 'columns'")
+
+
+def _check_metrics(metrics: dict[str, Any], metric: str, where: str) -> None:
+    leaves = [leaf for part in metrics.values() if isinstance(part, dict) for leaf in part.values()]
+    good = all(isinstance(part, dict) for part in metrics.values()) and metric in metrics.get("dev", ())
+    if not good or not all(_is_score(leaf) for leaf in leaves):
+        raise DeltaError(f"{where}: its scores are not a table of numbers")
+
+
+def _is_score(leaf: object) -> bool:
+    return isinstance(leaf, dict) and set(leaf) == {"value", "low", "high"} and all(map(_is_number, leaf.values()))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) <= 1e300 and value == value
+
+
 def _check_change(change: dict[str, Any], where: str) -> None:
     for row in change.values():
-        good = isinstance(row, list) and all(value is None or isinstance(value, int | float) for value in row)
+        good = isinstance(row, list) and all(value is None or _is_number(value) for value in row)
         if not good or len(row) > 1000:
             raise DeltaError(f"{where}: its change map is not a table of numbers")
 

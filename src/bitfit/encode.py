@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from .errors import UsageError
 from .rows import Rows
 
 DEFAULT_LENGTH = 128
+SLICE = 500
 
 
 class Encoder:
@@ -26,13 +28,19 @@ class Encoder:
         self._tokenizer: Any = Tokenizer.from_str(base.tokenizer.backend_tokenizer.to_str())
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(self.max_length)
+        self._filler = int(base.tokenizer.pad_token_id)  # an empty text under a tokenizer without special tokens
 
     def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Rows:
         """Encode all texts, or text pairs, cutting each to the maximum length."""
         inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
+        # In slices: an encoding is many times larger than its ids, and a signal waits for the call to return.
+        parts = [self._slice(inputs[i : i + SLICE]) for i in range(0, len(inputs), SLICE)]
+        return Rows.joined(parts)
+
+    def _slice(self, inputs: Sequence[Any]) -> Rows:
         encodings = self._tokenizer.encode_batch_fast(inputs)
-        lengths = [len(encoding.ids) for encoding in encodings]
-        ids = np.fromiter((i for encoding in encodings for i in encoding.ids), np.int64, sum(lengths))
-        types = np.fromiter((i for encoding in encodings for i in encoding.type_ids), np.int64, sum(lengths))
-        starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        return Rows(ids, types, starts, sum(1 for encoding in encodings if encoding.overflowing))
+        ids = [encoding.ids or [self._filler] for encoding in encodings]
+        types = [encoding.type_ids or [0] for encoding in encodings]
+        starts = np.concatenate([[0], np.cumsum([len(row) for row in ids], dtype=np.int64)])
+        flat_ids, flat_types = (np.fromiter(chain.from_iterable(rows), np.int64, starts[-1]) for rows in (ids, types))
+        return Rows(flat_ids, flat_types, starts, sum(1 for encoding in encodings if encoding.overflowing))

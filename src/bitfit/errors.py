@@ -15,6 +15,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+SHOWN = 40  # names listed in an error
+
 
 class BitfitError(Exception):
     """Anything bitfit refuses to do, as one line that says what, where and what to do."""
@@ -65,4 +67,5 @@ def suggest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f' Did you mean "{close[0]}"?' if close else ""
-    return f"{hint} Known: {', '.join(known)}."
+    more = f" and {len(known) - SHOWN:,} more" if len(known) > SHOWN else ""
+    return f"{hint} Known: {', '.join(known[:SHOWN])}{more}."

@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from .bank import lane_of_delta
 from .base import Base
 from .delta import HEAD, Delta, write_entries
-from .errors import DeltaError
+from .errors import DeltaError, UsageError
 from .model import Model
 from .tasks import Task
+from .tensorfile import check_target
 
 HEAD_FILE = "head.safetensors"
 
@@ -26,22 +28,21 @@ def export(delta: Delta, base: Base, folder: str | Path) -> Path:
     """Write the merged model, its tokenizer and a card; all or nothing, and the base stays as it was."""
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise DeltaError(f"{target}: already exists and is not empty; name another folder with --out")
+        raise UsageError(f"{target}: already exists and is not empty; name another folder with --out")
     task = Task.of_delta(delta)
     model = Model(base, task.outputs, delta.meta["pool"])
     lane_of_delta(model, delta)  # the same checks as for wearing it
-    target.parent.mkdir(parents=True, exist_ok=True)
+    check_target(target / "README.md")
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         _save(delta, base, model, task, temporary)
         base.tokenizer.save_pretrained(temporary)
         (temporary / "README.md").write_text(card(delta, model, task), encoding="utf-8")
         temporary.chmod(0o755)
-        if target.is_dir():
-            target.rmdir()
+        target.rmdir()
         temporary.rename(target)
-    except OSError as error:
-        raise DeltaError(f"{target}: cannot be written ({error.strerror})") from error
+    except (OSError, SafetensorError) as error:
+        raise DeltaError(f"{target}: cannot be written ({error})") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target

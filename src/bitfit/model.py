@@ -28,7 +28,7 @@ class Pooled(nn.Module):
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Pool the real tokens of each row and classify."""
         weight = mask.unsqueeze(-1).to(hidden.dtype)
-        return self.classify((hidden * weight).sum(1) / weight.sum(1))
+        return self.classify((hidden * weight).sum(1) / weight.sum(1).clamp(min=1))
 
     def classify(self, mean: Tensor) -> Tensor:
         """Classify texts that are pooled already."""

@@ -6,6 +6,7 @@ The command line is made from Plan's fields, so importing this module must stay 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -46,10 +47,10 @@ def _option(default: Any, text: str, read: Callable[[str], Any] = str, choices: 
 
 
 def _list_of(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    def read(text: str) -> list[Any]:
+    def numbers(text: str) -> list[Any]:
         return [kind(part) for part in text.split(",")]
 
-    return read
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,14 @@ class Plan:
             allowed, value = entry.metadata["choices"], getattr(self, entry.name)
             if allowed and value not in allowed:
                 raise UsageError(f'--{entry.name}: no "{value}".{suggest(str(value), allowed)}')
+        for name in ("select", "init"):
+            if not isinstance(getattr(self, name), str):
+                raise UsageError(f"{name} takes a text in the selection language, such as 'bias - b_q'")
         check(self.select)
         parse_init(self.init)
+        self._convert(operator.index, "seed", "epochs", "evals_per_epoch", "batch", "max_length", "train_size")
+        self._convert(operator.index, "lanes", "threads")
+        self._convert(float, "lr", "weight_decay", "clip")
         for name in ("epochs", "evals_per_epoch", "batch", "train_size", "lanes", "threads"):
             self._require(name, lambda n: n >= 1, "a whole number of at least 1")
         self._require("lr", lambda n: 0 < n < math.inf, "a number above 0")
@@ -94,10 +101,24 @@ class Plan:
         self._require("weight_decay", lambda n: 0 <= n < math.inf, "a number of at least 0")
         self._require("clip", lambda n: 0 <= n < math.inf, "a number of at least 0")
 
+    def _convert(self, kind: Callable[[Any], Any], *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            try:
+                if isinstance(value, str):
+                    raise ValueError
+                many = hasattr(value, "__len__")
+                made = value if value is None else [kind(item) for item in value] if many else kind(value)
+            except (TypeError, ValueError):
+                what = "a number" if kind is float else "a whole number"
+                raise UsageError(f"--{name.replace('_', '-')} {value!r}: must be {what}, or several") from None
+            object.__setattr__(self, name, made)
+
     def _require(self, name: str, good: Callable[[Any], bool], what: str) -> None:
         value = getattr(self, name)
         if value is not None and not (several(value) and all(good(item) for item in several(value))):
-            raise UsageError(f"--{name.replace('_', '-')} {value}: must be {what}")
+            shown = ",".join(f"{item:g}" for item in several(value))
+            raise UsageError(f"--{name.replace('_', '-')} {shown}: must be {what}")
 
     def trials(self, base: Base, task: Task, max_length: int, pool: str) -> list[Trial]:
         """The grid, in the order batch, rate, seed."""

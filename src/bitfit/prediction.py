@@ -12,7 +12,7 @@ import torch
 
 from . import data
 from .bank import Bank, lane_of_delta
-from .base import Base, load_base
+from .base import DEMO, Base, load_base
 from .data import Columns
 from .delta import Delta
 from .encode import Encoder
@@ -57,28 +57,36 @@ class Predictor:
         while chunk := list(islice(source, CHUNK)):
             yield from self.task.answers(self.outputs(*self._split(chunk)))
 
-    def evaluate(self, path: str | Path) -> tuple[int, dict[str, Score], tuple[str, ...]]:
-        """Rows, every metric with its interval, and what was noticed, on a labelled file."""
-        columns = self.columns_in(path, labelled=True)
+    def evaluate(self, path: str | Path, **given: str | None) -> tuple[int, dict[str, Score], tuple[str, ...]]:
+        """Rows, every metric with its interval, and what was noticed, on a labelled file or a folder's test file."""
+        if Path(path).is_dir():
+            files, _ = data.find_files(path)
+            path = files.test or files.dev or files.train
+        columns = self.columns_in(path, True, **given)
         examples, notes = data.load_labelled(path, columns, self.task.kind, self.task.labels)
-        return len(examples), self.task.scores(self.outputs(examples.texts, examples.pairs), examples.labels), notes
+        took = f"{path}: the text is column {columns.text!r}, the label is column {columns.label!r}."
+        scores = self.task.scores(self.outputs(examples.texts, examples.pairs), examples.labels)
+        return len(examples), scores, (took, *notes)
 
-    def columns_in(self, path: str | Path, labelled: bool = False) -> Columns:
-        """The file's columns: those of the training file if it has them, else found anew."""
-        try:
-            wanted = self.columns
-            label = {"label": wanted.label} if labelled else {}
-            found = data.find_columns(path, text=wanted.text, text_pair=wanted.text_pair, **label)
-        except DataError:
-            found = data.find_columns(path)
+    def columns_in(self, path: str | Path, labelled: bool = False, **given: str | None) -> Columns:
+        """The file's columns: those given, else those of the training file if it has them, else found anew."""
+        if any(given.values()):
+            found = data.find_columns(path, **given)
+        else:
+            try:
+                wanted = self.columns
+                label = {"label": wanted.label} if labelled else {}
+                found = data.find_columns(path, text=wanted.text, text_pair=wanted.text_pair, **label)
+            except DataError:
+                found = data.find_columns(path)
         if (found.text_pair is None) != (self.columns.text_pair is None):
             need = "two text columns" if self.columns.text_pair else "one text column"
             raise DataError(f"{path}: the delta was trained on {need}; this file has other columns")
         return found
 
-    def texts_in(self, path: str | Path) -> Iterator[Text]:
+    def texts_in(self, path: str | Path, **given: str | None) -> Iterator[Text]:
         """The texts, or pairs, of a file as a stream."""
-        for _, text, pair in data.stream_texts(path, self.columns_in(path)):
+        for _, text, pair in data.stream_texts(path, self.columns_in(path, False, **given)):
             yield text if pair is None else (text, pair)
 
     def texts_of(self, words: Sequence[str]) -> list[Text]:
@@ -91,6 +99,12 @@ class Predictor:
 
     def _split(self, texts: Sequence[Text]) -> tuple[list[str], list[str] | None]:
         paired = self.columns.text_pair is not None
+        for text in texts:
+            parts = (text,) if isinstance(text, str) else text
+            if not isinstance(parts, tuple | list) or not all(isinstance(part, str) for part in parts):
+                raise UsageError(f"{text!r} is not a text or a pair of texts")
+            if any("\ud800" <= character <= "\udfff" for part in parts for character in part):
+                raise UsageError("a text holds half a character (a lone surrogate); it is no valid Unicode")
         if any(isinstance(text, str) == paired for text in texts):
             raise UsageError("the delta takes " + ("pairs of texts" if paired else "single texts, not pairs"))
         if not paired:
@@ -103,6 +117,8 @@ def base_of(delta: Delta, spec: str | None) -> Base:
     if spec is not None:
         return load_base(spec)
     name = str(delta.meta["base"])
+    if name != DEMO and not delta.meta["hub"]:
+        raise ModelError(f"the delta was trained on the model folder {name}; say where it is with --base FOLDER")
     try:
         return load_base(name)
     except ModelError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,13 @@ class Rows:
         """Tokens per row."""
         return np.diff(self.starts)
 
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """Several sets of rows as one."""
+        lengths = np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)])
+        ids, types = (np.concatenate([np.zeros(0, np.int64), *arrays]) for arrays in _columns(parts))
+        return cls(ids, types, np.concatenate([[0], np.cumsum(lengths)]), sum(part.cut for part in parts))
+
     def take(self, chosen: Array) -> Rows:
         """The chosen rows, in this order."""
         lengths = self.lengths[chosen]
@@ -40,6 +48,10 @@ class Rows:
         ids, types = np.full(mask.shape, pad, np.int64), np.zeros(mask.shape, np.int64)
         ids[mask], types[mask] = self.ids, self.types
         return ids, types, mask.astype(np.int64)
+
+
+def _columns(parts: Sequence[Rows]) -> tuple[list[Array], list[Array]]:
+    return [part.ids for part in parts], [part.types for part in parts]
 
 
 def by_length(rows: Rows, size: int) -> list[Array]:

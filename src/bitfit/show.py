@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from .report import changemap
+
+DEMO = "all-MiniLM-L6-v2"  # base.py's name for it, which would bring torch
 
 # soft_wrap off and markup off: texts, labels and file names are data and must come out as they are.
 out = Console(markup=False, highlight=False, emoji=False)
@@ -32,12 +35,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
 
 def clean(text: str) -> str:
     """Text from a file without what could steer a terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def note(text: str) -> None:
     """One line to the person, beside the result."""
-    err.print(Text(clean(text), style="dim"))
+    err.print(Text(clean(text), style="dim"), soft_wrap=not sys.stderr.isatty())
 
 
 def percent(value: float) -> str:
@@ -70,8 +73,9 @@ def run(done: Any, target: Path, took: float) -> None:
     out.print(f"always the majority: {metric} {percent(done.majority)} on dev")
     share = f"{meta['trained'] / meta['total']:.3%}"
     out.print(f"trained {meta['trained']:,} of {meta['total']:,} parameters ({share}) in {seconds(took)}")
-    out.print(f"wrote {target} ({size(target.stat().st_size)})")
-    out.print(f'try: bitfit predict {target} "some text"')
+    out.print(f"wrote {clean(str(target))} ({size(target.stat().st_size)})")
+    where = "" if meta["hub"] or meta["base"] == DEMO else " --base FOLDER"
+    out.print(f'try: bitfit predict {shlex.quote(str(target))} "some text"{where}', soft_wrap=True)
 
 
 def _score_table(found: dict[str, dict[str, Any]]) -> Table:

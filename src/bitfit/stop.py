@@ -20,7 +20,7 @@ class Stop:
     def check(self) -> None:
         """Raise Interrupted if a stop was asked for."""
         if self.requested:
-            raise Interrupted("stopped; the same command with --resume goes on from here")
+            raise Interrupted("stopped; the same command with --resume goes on from the last checkpoint")
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.requested:

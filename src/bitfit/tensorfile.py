@@ -7,6 +7,7 @@ hostile file needs (duplicate names, overlaps, sizes) have to come before any al
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -14,13 +15,14 @@ import os
 import re
 import struct
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .errors import DeltaError
+from .errors import DeltaError, UsageError
 
 Array = npt.NDArray[Any]
 Tensors = dict[str, Array]
@@ -74,9 +76,9 @@ def digest(tensors: Mapping[str, Array], meta: Mapping[str, Any]) -> str:
 
 def replace(path: Path, data: bytes) -> None:
     """Put `data` at `path` in one step: temporary name, sync, rename."""
+    check_target(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
@@ -84,11 +86,22 @@ def replace(path: Path, data: bytes) -> None:
         temporary.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise DeltaError(f"{path}: cannot be written ({error.strerror}); what was there before is untouched") from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def check_target(path: Path) -> None:
+    """Refuse a path that no file can be written to; making its folder is part of the check."""
+    try:
+        if not path.name or path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, "its folder is read-only")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror}); name another file") from error
 
 
 def _sync_folder(folder: Path) -> None:
@@ -104,10 +117,24 @@ def _sync_folder(folder: Path) -> None:
 def read(path: Path, finite: bool = True) -> tuple[Tensors, dict[str, Any]]:
     """The arrays and the metadata of a file that passes every check; DeltaError otherwise."""
     try:
+        if not path.is_file():
+            raise FileNotFoundError(errno.ENOENT, "no such file")
+        _check_extent(path)
         data = path.read_bytes()
     except OSError as error:
         raise DeltaError(f"{path}: cannot be read ({error.strerror})") from error
     return decode(data, str(path), finite)
+
+
+def _check_extent(path: Path) -> None:
+    # Before the file is read into memory: does its header account for its size?
+    with path.open("rb") as file:
+        start = file.read(8)
+        size = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER + 1
+        header = file.read(size) if size <= MAX_HEADER else b""
+    ends = [int(end) for end in re.findall(rb'"data_offsets":\[\d{1,15},(\d{1,15})\]', header)]
+    if path.stat().st_size != 8 + size + max(ends, default=0):
+        raise DeltaError(f"{path}: not a usable bitfit file: its size is not what its header says")
 
 
 def decode(data: bytes, where: str, finite: bool = True) -> tuple[Tensors, dict[str, Any]]:

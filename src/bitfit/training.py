@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ from .checkpoint import Store
 from .data import Dataset, Examples
 from .delta import FORMAT, Delta
 from .encode import Encoder
-from .errors import Diverged, Interrupted, UsageError
+from .errors import Diverged, Interrupted, UsageError, suggest
 from .model import Model
 from .plan import Plan, Trial
 from .rows import Rows, by_length
-from .selection import select
+from .selection import Selection, select
 from .stop import Stop
 from .tasks import Task
 from .tasks.metrics import Score, majority, score
@@ -172,7 +172,7 @@ def batch_rows(trial: Trial, step: int, rows: int) -> Array:
     return _order(trial.seed, epoch, rows)[place * trial.batch : (place + 1) * trial.batch]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)
 def _order(seed: int, epoch: int, rows: int) -> Array:
     return np.random.default_rng((seed, epoch)).permutation(rows)
 
@@ -304,7 +304,13 @@ def train(
     `plan` is any field of Plan: select, lr, seed, epochs, ... With `out` the best delta is written there, and
     checkpoints and histories beside it, so that `resume=True` goes on after any interruption.
     """
+    known = [entry.name for entry in fields(Plan)]
+    for name in plan:
+        if name not in known:
+            raise UsageError(f'train has no option "{name}".{suggest(name, known)}')
     asked = Plan(**plan)
+    if out is not None:
+        tensorfile.check_target(Path(out))
     notes: list[str] = []
 
     def note(text: str) -> None:
@@ -314,19 +320,22 @@ def train(
     with _threads(asked.threads):
         job, trials = prepare(source, base, asked, note)
         folder = run_folder(out) if out is not None else None
-        store = Store(folder, run_key(job, trials), *([] if checkpoint_seconds is None else [checkpoint_seconds]))
-        if not resume:
-            store.clear()
+        groups = passes(job, trials, asked.lanes)
+        store = Store(folder, run_key(job, groups), *([] if checkpoint_seconds is None else [checkpoint_seconds]))
+        if not resume and store.clear():
+            note("The checkpoints of an interrupted run were dropped; --resume would have gone on from them.")
         outcomes: list[Outcome] = []
         with job.stop.listening(), torch.random.fork_rng(devices=[]):
-            for part, group in enumerate(passes(job, trials, asked.lanes)):
+            for part, group in enumerate(groups):
                 outcomes += run_pass(job, group, part, store, watch or (lambda *_: None), note)
+            if folder is not None:
+                _write_histories(outcomes, folder)
             best = _best(job, outcomes)
-        run = Run(outcomes, best, _majority(job), job.dataset, tuple(notes))
-        if out is not None and folder is not None:
-            _write(run, Path(out), folder)
+        assert best.delta is not None
+        if out is not None:
+            best.delta.save(out)
             store.clear()
-    return run
+    return Run(outcomes, best, _majority(job), job.dataset, tuple(notes))
 
 
 def prepare(source: str | Path | Dataset, base: Base | str | None, asked: Plan, note: Note) -> tuple[Job, list[Trial]]:
@@ -342,6 +351,7 @@ def prepare(source: str | Path | Dataset, base: Base | str | None, asked: Plan, 
     task = Task.of(dataset.kind, dataset.labels, asked.metric).fitted(dataset.train.labels)
     device = pick_device(asked.device)
     loaded = (base if isinstance(base, Base) else load_base(base)).to(device)
+    loaded.require_clean()
     encoder = Encoder(loaded, asked.max_length)
     train_rows, dev_rows = (encoder(part.texts, part.pairs) for part in (dataset.train, dataset.dev))
     if train_rows.cut > 0.02 * len(train_rows):
@@ -374,14 +384,24 @@ def run_pass(job: Job, trials: list[Trial], part: int, store: Store, watch: Watc
     for trial in trials:
         chosen = select(model.anatomy, trial.select, trial.seed)
         lanes.append(lane_to_train(model, chosen, trial.head, trial.init, trial.seed))
-        for text in chosen.notes if part == 0 and trial is trials[0] else ():
-            note(text)
+        if part == 0 and trial is trials[0]:
+            _remark(trial, chosen, model, note)
     if not all(lane.trained for lane in lanes):
         raise UsageError(f"--select {trials[0].select} --head {trials[0].head}: nothing is left to train")
     bank = Bank(model, lanes)
     runners = [Runner(trial, bank, k) for k, trial in enumerate(trials)]
     fit(job, runners, part, store, watch)
     return [finish(job, model, runner) for runner in runners]
+
+
+def _remark(trial: Trial, chosen: Selection, model: Model, note: Note) -> None:
+    for text in chosen.notes:
+        note(text)
+    if not chosen and trial.select.strip() != "none":
+        raise UsageError(f"--select {trial.select}: selects nothing of this base (bitfit count BASE shows what it has)")
+    frozen = [name for name in model.head if trial.head == "frozen" or not name.endswith("bias")]
+    if trial.head != "full" and frozen:
+        note(f"--head {trial.head} leaves the head's random start frozen: {', '.join(frozen)}.")
 
 
 def finish(job: Job, model: Model, runner: Runner) -> Outcome:
@@ -409,6 +429,7 @@ def describe(job: Job, model: Model, runner: Runner, tensors: Tensors, scores: A
     return {
         "format": FORMAT,
         "base": job.base.name,
+        "hub": job.base.hub,
         "fingerprint": job.base.fingerprint,
         "select": trial.select,
         "head": trial.head,
@@ -462,24 +483,25 @@ def run_folder(out: str | Path) -> Path:
     return path.with_name(path.name.removesuffix(".safetensors") + ".run")
 
 
-def run_key(job: Job, trials: list[Trial]) -> str:
+def run_key(job: Job, groups: list[list[Trial]]) -> str:
     """A digest of everything that decides the outcome, so that checkpoints are never mixed up."""
-    state = hashlib.sha256(json.dumps([asdict(trial) for trial in trials], sort_keys=True).encode())
+    table = [[asdict(trial) for trial in group] for group in groups]
+    state = hashlib.sha256(json.dumps(table, sort_keys=True).encode())
     state.update(f"{__version__} {job.base.fingerprint} {job.task}".encode())
     for part in (job.dataset.train, job.dataset.dev):
-        state.update(json.dumps([part.texts, part.pairs, part.labels]).encode())
+        for row in zip(part.texts, part.pairs or part.texts, part.labels, strict=True):
+            state.update(repr(row).encode())
     return state.hexdigest()
 
 
-def _write(run: Run, out: Path, folder: Path) -> None:
-    assert run.best.delta is not None
-    for outcome in run.trials:
+def _write_histories(outcomes: list[Outcome], folder: Path) -> None:
+    for old in folder.glob("lr*.jsonl"):
+        old.unlink()
+    for outcome in outcomes:
         trial = outcome.trial
         lines = [{"trial": asdict(trial), "status": outcome.status}, *outcome.history]
         text = "".join(json.dumps(line) + "\n" for line in lines)
-        name = f"lr{trial.lr:g}-batch{trial.batch}-seed{trial.seed}.jsonl"
-        tensorfile.replace(folder / name, text.encode())
-    run.best.delta.save(out)
+        tensorfile.replace(folder / f"lr{trial.lr!r}-batch{trial.batch}-seed{trial.seed}.jsonl", text.encode())
 
 
 def pick_device(name: str) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,7 @@ from torch.nn import functional
 
 from ..data import Kind
 from ..delta import Delta
-from ..errors import DeltaError, UsageError, suggest
+from ..errors import DataError, DeltaError, UsageError, suggest
 from ..tensorfile import Array
 from .metrics import Score, evaluate, metrics_for
 
@@ -42,7 +43,11 @@ class Task:
         """The same task with the centre and spread of its training labels."""
         if self.kind == "classification":
             return self
-        return replace(self, center=float(np.mean(labels)), spread=float(np.std(labels)) or 1.0)
+        with np.errstate(over="ignore"):
+            center, spread = float(np.mean(labels)), float(np.std(labels)) or 1.0
+        if not (math.isfinite(center) and math.isfinite(spread)):
+            raise DataError("the labels are too large for their mean and spread to be computed; scale them down")
+        return replace(self, center=center, spread=spread)
 
     @classmethod
     def of_delta(cls, delta: Delta) -> Task:
@@ -61,7 +66,9 @@ class Task:
         """Gold labels as the loss takes them."""
         if self.kind == "classification":
             return torch.tensor(labels, dtype=torch.long, device=device)
-        return (torch.tensor(labels, dtype=torch.float32, device=device) - self.center) / self.spread
+        # In double precision: labels like 1.7e9 +- 5 are all the same number in float32.
+        scaled = (np.asarray(labels, np.float64) - self.center) / self.spread
+        return torch.tensor(scaled, dtype=torch.float32, device=device)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The mean over the rows: cross-entropy, or squared error."""
