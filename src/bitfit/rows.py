@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,13 @@ class Rows:
     def lengths(self) -> Array:
         """Tokens per row."""
         return np.diff(self.starts)
+
+    @classmethod
+    def join(cls, parts: Sequence[Rows]) -> Rows:
+        """The rows of several, one after the other."""
+        starts = np.concatenate([[0], np.cumsum(np.concatenate([part.lengths for part in parts]))])
+        ids, types = (np.concatenate(arrays) for arrays in zip(*((p.ids, p.types) for p in parts), strict=True))
+        return cls(ids, types, starts, sum(part.cut for part in parts))
 
     def take(self, chosen: Array) -> Rows:
         """The chosen rows, in this order."""
