@@ -125,6 +125,12 @@ def test_a_diverging_trial_stops_and_leaves_the_others(base, csv_file):
     assert run.trials[0].history[-1]["diverged"] and run.trials[0].history[-1]["step"] <= 4
 
 
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_a_lane_that_leaves_does_not_change_the_bits_of_the_others(base, csv_file, pool):
+    left, stayed = (train(csv_file, base, pool=pool, lr=[1e-2, other], epochs=2).trials[0] for other in (1e30, 1e-3))
+    assert all(np.array_equal(left.delta.tensors[name], value) for name, value in stayed.delta.tensors.items())
+
+
 def test_no_delta_is_written_when_every_trial_diverges(base, csv_file, tmp_path):
     with pytest.raises(Diverged, match="every trial diverged"):
         train(csv_file, base, lr=1e30, epochs=1, out=tmp_path / "d.safetensors")

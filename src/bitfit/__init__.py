@@ -15,6 +15,7 @@ _HOMES = {
     "Plan": "plan",
     "predict": "prediction",
     "Predictor": "prediction",
+    "MixedPredictor": "prediction",
     "export": "exporting",
     "select": "audit",
     "count": "audit",

@@ -11,14 +11,14 @@ base (a frozen random head, re-initialised entries).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .anatomy import HEADS, Site
 from .delta import INDEX, VALUE, Delta
@@ -53,6 +53,25 @@ class Lane:
     slots: tuple[Slot, ...]
     start: Tensor
     trained: int
+
+
+@dataclass(frozen=True)
+class Form:
+    """Where a lane holds its whole vectors. Lanes of one form are read together, however many they are."""
+
+    vectors: tuple[tuple[str, int, int, bool], ...]  # name, offset, size, whether it trains
+    sparse: frozenset[str]  # tensors that the lane holds by entries
+
+    @classmethod
+    def of(cls, lane: Lane, known: Container[str]) -> Form:
+        """The form of a lane as to the tensors in `known`."""
+        whole = (s for s in lane.slots if s.index is None and len(s.shape) == 1 and s.name in known)
+        vectors = tuple((s.name, s.offset, s.size, s.offset < lane.trained) for s in whole)
+        return cls(vectors, frozenset(s.name for s in lane.slots if s.index is not None))
+
+
+Part = tuple[list[int] | None, int, int, bool]
+"""Some lanes of a batch (None: all of them) and the offset, the size and the training of a vector there."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +110,13 @@ def lane_of_delta(model: Model, delta: Delta) -> Lane:
     """A lane that wears a finished delta; nothing of it trains."""
     delta.check(model.base)
     pieces = []
-    for name, (index, values) in delta.entries.items():
+    for name, (index, values) in sorted(delta.entries.items()):  # the same order in every delta, for one form of lane
         shape = tuple(model.original(name).shape)
         pieces.append(Piece(name, index, shape, torch.from_numpy(np.array(values)).reshape(-1)))
     lacking = set(model.head) - set(delta.tensors)
     if lacking or set(delta.head) - set(model.head):
         raise DeltaError(f"the delta's head does not fit its task ({', '.join(sorted(lacking)) or 'unknown tensors'})")
-    for name, values in delta.head.items():
+    for name, values in sorted(delta.head.items()):
         if tuple(values.shape) != model.head[name]:
             raise DeltaError(f"the delta's {name} has shape {values.shape}, its task needs {model.head[name]}")
         pieces.append(Piece(name, None, tuple(values.shape), torch.from_numpy(np.array(values)).reshape(-1)))
@@ -105,20 +124,30 @@ def lane_of_delta(model: Model, delta: Delta) -> Lane:
 
 
 class Bank:
-    """A model wearing K lanes. Each lane's rows see the base under that lane alone; the base stays untouched."""
+    """A base wearing K lanes. Each lane's rows see the base under that lane alone; the base stays untouched.
 
-    def __init__(self, model: Model, lanes: Sequence[Lane]) -> None:
-        device = next(model.encoder.parameters()).device
-        self.model = model
-        self.lanes = list(lanes)
+    `models` is the model of all lanes or of each: lanes may differ in their heads. What a call costs depends on the
+    lanes it names, not on how many there are.
+    """
+
+    def __init__(self, models: Model | Sequence[Model], lanes: Sequence[Lane]) -> None:
+        self.models = [models] * len(lanes) if isinstance(models, Model) else list(models)
+        self.model = self.models[0]
+        if len(self.models) != len(lanes) or any(model.base is not self.model.base for model in self.models):
+            raise UsageError("a bank takes one model per lane, all of them on the same base")
+        device = next(self.model.encoder.parameters()).device
         self.values = torch.zeros(len(lanes), max(lane.start.numel() for lane in lanes), device=device)
         self.gradients = torch.zeros(len(lanes), max(lane.trained for lane in lanes), device=device)
-        self._leaves = [self._leaf_views(k) for k in range(len(lanes))]
-        self._common = _common_vectors(lanes) if len(lanes) > 1 else []
-        self._anchor = torch.zeros(0, requires_grad=True)
-        self._packed = Packed(model) if Packed.supports(model) else None
         for k, lane in enumerate(lanes):
             self.values[k, : lane.start.numel()] = lane.start.to(device)
+        self.lanes = _settled(lanes, device)
+        self._leaves: dict[tuple[int, int], Tensor] = {}
+        self._anchor = torch.zeros(0, requires_grad=True)
+        self._packed = Packed(self.model) if Packed.supports(self.model) else None
+        known: dict[Form, Form] = {}
+        inner = self._packed.inner if self._packed else ()
+        forms = (Form.of(lane, inner) for lane in lanes)
+        self._forms = [known.setdefault(form, form) for form in forms]
 
     def logits(self, rows: Mapping[int, Rows], streams: Mapping[int, int] | None = None) -> dict[int, Tensor]:
         """The outputs of each lane's rows, under that lane; with `streams`, dropout is on and seeded per lane."""
@@ -126,18 +155,20 @@ class Bank:
             return self.stock_logits(rows, streams)
         out: dict[int, Tensor] = {}
         for lanes in _passes(rows):
-            own, worn = [rows[k] for k in lanes], [self._effective(k) for k in lanes]
+            own, stacks = [rows[k] for k in lanes], self._stacks(lanes)
+            worn, models = [self._effective(k, stacks) for k in lanes], [self.models[k] for k in lanes]
             given = None if streams is None else [streams[k] for k in lanes]
-            out |= zip(lanes, self._packed(own, worn, self._stacks(lanes), given), strict=True)
+            out |= zip(lanes, self._packed(own, worn, stacks, given, models), strict=True)
         return out
 
     def stock_logits(self, rows: Mapping[int, Rows], streams: Mapping[int, int] | None = None) -> dict[int, Tensor]:
         """The same outputs by the stock model, lane by lane on padded batches: for every architecture."""
         out = {}
-        with self._training(streams is not None):
-            for k, own in rows.items():
-                with self._dropout(None if streams is None else streams[k]), self._wearing(k):
-                    out[k] = self.model(own)
+        for k, own in rows.items():
+            stream = None if streams is None else streams[k]
+            model = self.models[k]
+            with _training(model, streams is not None), self._dropout(stream), model.wearing(self._effective(k)):
+                out[k] = model(own)
         return out
 
     def trained(self, k: int) -> Tensor:
@@ -166,84 +197,79 @@ class Bank:
         torch.manual_seed(stream)
         return nullcontext()
 
-    @contextmanager
-    def _training(self, on: bool) -> Iterator[None]:
-        # Evaluation is the resting state, so that no evaluation can leave the next step without dropout.
-        if on:
-            self.model.train()
-        try:
-            yield
-        finally:
-            if on:
-                self.model.eval()
-
-    @contextmanager
-    def _wearing(self, k: int) -> Iterator[None]:
-        originals: list[tuple[nn.Module, str, nn.Parameter | None]] = []
-        try:
-            for name, tensor in self._effective(k).items():
-                for module, attribute in self.model.places[name]:
-                    originals.append((module, attribute, module._parameters[attribute]))
-                    module._parameters[attribute] = tensor  # type: ignore[assignment]
-            yield
-        finally:
-            for module, attribute, parameter in reversed(originals):
-                module._parameters[attribute] = parameter
-
-    def _effective(self, k: int) -> dict[str, Tensor]:
+    def _effective(self, k: int, without: Container[str] = ()) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
-        for slot, leaf in self._leaves[k]:
+        for number, slot in enumerate(self.lanes[k].slots):
+            if slot.name in without:
+                continue
+            leaf = self._leaf(k, number, slot)
             if slot.index is None:
                 tensors[slot.name] = leaf
             else:
-                under = tensors.get(slot.name, self.model.original(slot.name).detach())
+                under = tensors.get(slot.name, self.models[k].original(slot.name).detach())
                 tensors[slot.name] = under.reshape(-1).index_copy(0, slot.index, leaf).view(slot.shape)
         return tensors
 
-    def _stacks(self, lanes: list[int]) -> dict[str, Tensor]:
-        # A vector at the same place in all lanes is one tensor [lanes, n], so that one addition serves all lanes.
-        if len(lanes) == 1 or not self._common:
-            return {}
-        stacks: tuple[Tensor, ...] = _Stacks.apply(self._anchor, self, lanes)  # type: ignore[no-untyped-call]
-        return {name: stack for (name, _, _, _), stack in zip(self._common, stacks, strict=True)}
-
-    def _leaf_views(self, k: int) -> list[tuple[Slot, Tensor]]:
+    def _leaf(self, k: int, number: int, slot: Slot) -> Tensor:
         # Each leaf is a view of the flat row and its gradient a view of the flat gradients, so that autograd fills,
-        # and the optimiser reads, one buffer per lane.
-        leaves = []
-        for slot in self.lanes[k].slots:
-            shape = slot.shape if slot.index is None else (slot.size,)
-            leaf = self.values[k, slot.offset : slot.offset + slot.size].detach().view(shape)
-            if slot.offset < self.lanes[k].trained:
-                leaf.requires_grad_()
-                leaf.grad = self.gradients[k, slot.offset : slot.offset + slot.size].view(shape)
-            device_slot = slot if slot.index is None else _on_device(slot, self.values.device)
-            leaves.append((device_slot, leaf))
-        return leaves
+        # and the optimiser reads, one buffer per lane. What does not train is not kept: thousands of lanes of views
+        # would weigh as much as their values.
+        shape = slot.shape if slot.index is None else (slot.size,)
+        if slot.offset >= self.lanes[k].trained:
+            return self.values[k].narrow(0, slot.offset, slot.size).view(shape)
+        if (k, number) not in self._leaves:
+            with torch.inference_mode(False):  # a leaf first used in an evaluation must serve training too
+                leaf = self.values[k].narrow(0, slot.offset, slot.size).detach().view(shape).requires_grad_()
+                leaf.grad = self.gradients[k].narrow(0, slot.offset, slot.size).view(shape)
+            self._leaves[k, number] = leaf
+        return self._leaves[k, number]
+
+    def _stacks(self, lanes: list[int]) -> dict[str, Tensor]:
+        # The vectors of all lanes of a batch are one tensor [lanes, n], so that one addition serves all lanes. In a
+        # bank of several a lane that is left alone keeps this form: its bits must not depend on who else is there.
+        if len(self.lanes) == 1:
+            return {}
+        places = _places([self._forms[k] for k in lanes])
+        stacks: tuple[Tensor, ...] = _Stacks.apply(self._anchor, self, lanes, places)  # type: ignore[no-untyped-call]
+        return dict(zip(places, stacks, strict=True))
 
 
 class _Stacks(torch.autograd.Function):
-    """The common vectors of some lanes; their gradients are added to the bank's. (A leaf per vector would do, but for
-    autograd's warning that a strided leaf's gradient is not contiguous.)"""
+    """The vectors of some lanes, the base's where a lane has none; their gradients are added to the bank's. (A leaf
+    per vector would do, but for autograd's warning that a strided leaf's gradient is not contiguous.)"""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, bank: Bank, lanes: list[int]) -> tuple[Tensor, ...]:
-        ctx.bank, ctx.lanes = bank, lanes
+    def forward(
+        ctx: Any, anchor: Tensor, bank: Bank, lanes: list[int], places: dict[str, list[Part]]
+    ) -> tuple[Tensor, ...]:
+        ctx.bank, ctx.lanes, ctx.parts = bank, lanes, list(places.values())
         ctx.set_materialize_grads(False)
         values = bank.values.detach()
         if lanes != list(range(len(bank.lanes))):
             values = values[lanes]
-        stacks = tuple(values[:, offset : offset + size] for _, offset, size, _ in bank._common)
-        ctx.mark_non_differentiable(*(s for s, place in zip(stacks, bank._common, strict=True) if not place[3]))
-        return stacks
+        stacks = []
+        for name, parts in places.items():
+            where, offset, size, _ = parts[0]
+            if where is None:
+                stacks.append(values[:, offset : offset + size])
+                continue
+            stack = bank.model.original(name).detach().repeat(len(lanes), 1)
+            for where, offset, size, _ in parts:
+                stack[where] = values[where, offset : offset + size]
+            stacks.append(stack)
+        still = (stack for stack, parts in zip(stacks, ctx.parts, strict=True) if not any(p[3] for p in parts))
+        ctx.mark_non_differentiable(*still)
+        return tuple(stacks)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
         lanes = torch.tensor(ctx.lanes, device=ctx.bank.gradients.device)
-        for (_, offset, size, trains), gradient in zip(ctx.bank._common, gradients, strict=True):
-            if trains and gradient is not None:
-                ctx.bank.gradients[:, offset : offset + size].index_add_(0, lanes, gradient)
-        return None, None, None
+        for parts, gradient in zip(ctx.parts, gradients, strict=True):
+            for where, offset, size, trains in parts:
+                if trains and gradient is not None:
+                    rows, own = (lanes, gradient) if where is None else (lanes[where], gradient[where])
+                    ctx.bank.gradients[:, offset : offset + size].index_add_(0, rows, own)
+        return None, None, None, None
 
 
 def change_map(model: Model, tensors: Mapping[str, Array]) -> dict[str, list[float | None]]:
@@ -332,20 +358,43 @@ def _passes(rows: Mapping[int, Rows]) -> Iterator[list[int]]:
     yield lanes
 
 
-def _common_vectors(lanes: Sequence[Lane]) -> list[tuple[str, int, int, bool]]:
-    others = [set(_whole_vectors(lane)) for lane in lanes[1:]]
-    return [place for place in _whole_vectors(lanes[0]) if all(place in other for other in others)]
+def _places(forms: Sequence[Form]) -> dict[str, list[Part]]:
+    """Where the vectors of the lanes of a batch lie, form by form; not those that a lane holds by entries."""
+    members: dict[int, tuple[Form, list[int]]] = {}
+    for i, form in enumerate(forms):
+        members.setdefault(id(form), (form, []))[1].append(i)
+    sparse = {name for form, _ in members.values() for name in form.sparse}
+    places: dict[str, list[Part]] = {}
+    for form, lanes in members.values():
+        where = None if len(members) == 1 else lanes
+        for name, offset, size, trains in form.vectors:
+            if name not in sparse:
+                places.setdefault(name, []).append((where, offset, size, trains))
+    return places
 
 
-def _whole_vectors(lane: Lane) -> Iterator[tuple[str, int, int, bool]]:
-    for slot in lane.slots:
-        if slot.index is None and len(slot.shape) == 1:
-            yield slot.name, slot.offset, slot.size, slot.offset < lane.trained
+def _settled(lanes: Sequence[Lane], device: torch.device) -> list[Lane]:
+    """The lanes without their start values, which the bank holds now; equal slots are held once."""
+    known: dict[tuple[Slot, ...], tuple[Slot, ...]] = {}
+    settled = []
+    for lane in lanes:
+        slots = tuple(s if s.index is None else replace(s, index=s.index.to(device)) for s in lane.slots)
+        if all(slot.index is None for slot in slots):
+            slots = known.setdefault(slots, slots)
+        settled.append(Lane(slots, torch.empty(0), lane.trained))
+    return settled
 
 
-def _on_device(slot: Slot, device: torch.device) -> Slot:
-    assert slot.index is not None
-    return Slot(slot.name, slot.index.to(device), slot.shape, slot.offset, slot.size)
+@contextmanager
+def _training(model: Model, on: bool) -> Iterator[None]:
+    # Evaluation is the resting state, so that no evaluation can leave the next step without dropout.
+    if on:
+        model.train()
+    try:
+        yield
+    finally:
+        if on:
+            model.eval()
 
 
 def _named_arrays(name: str, parts: list[tuple[Array | None, Array]]) -> Tensors:

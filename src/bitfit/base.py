@@ -46,6 +46,11 @@ class Base:
             raise ModelError(f"{self.name} still wears a delta ({self.worn[0]}); undo it first")
 
     @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The encoder's parameters by name, found once: walking BERT-base's modules takes half a millisecond."""
+        return dict(self.encoder.named_parameters())
+
+    @cached_property
     def anatomy(self) -> Anatomy:
         """The sites of the encoder, without what the checkpoint lacks."""
         shapes = {name: tuple(p.shape) for name, p in self.encoder.named_parameters() if name not in self.missing}

@@ -129,9 +129,9 @@ class Delta:
                 f"the delta was trained on {self.meta['base']} ({self.meta['fingerprint'][:12]}), "
                 f"not on {base.name} ({base.fingerprint[:12]}); pass its own base with --base"
             )
-        shapes = {name: tuple(p.shape) for name, p in base.encoder.named_parameters()}
         for name, (index, values) in self.entries.items():
-            _check_fit(name, index, values, shapes.get(name))
+            parameter = base.parameters.get(name)
+            _check_fit(name, index, values, None if parameter is None else tuple(parameter.shape))
 
     def apply(self, base: Base) -> Callable[[], None]:
         """Write the encoder's part of the delta into the base; the answer undoes it, bit for bit."""
@@ -139,11 +139,10 @@ class Delta:
 
         self.check(base)
         base.worn.append(str(self.meta["select"]))
-        parameters = dict(base.encoder.named_parameters())
         before: dict[nn.Parameter, Any] = {}
         with torch.no_grad():
             for name, (index, values) in self.entries.items():
-                parameter = parameters[name]
+                parameter = base.parameters[name]
                 before[parameter] = parameter.detach().clone()
                 write_entries(parameter, index, values)
 

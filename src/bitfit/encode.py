@@ -35,7 +35,7 @@ class Encoder:
         inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         # In slices: an encoding is many times larger than its ids, and a signal waits for the call to return.
         parts = [self._slice(inputs[i : i + SLICE]) for i in range(0, len(inputs), SLICE)]
-        return Rows.joined(parts)
+        return Rows.join(parts)
 
     def _slice(self, inputs: Sequence[Any]) -> Rows:
         encodings = self._tokenizer.encode_batch_fast(inputs)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -87,6 +89,20 @@ class Model(nn.Module):
             return self.whole(None).logits  # type: ignore[no-any-return]
         finally:
             self.whole._modules[prefix] = self.encoder
+
+    @contextmanager
+    def wearing(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Put tensors in the places of parameters, by name; afterwards all is as it was."""
+        originals: list[tuple[nn.Module, str, nn.Parameter | None]] = []
+        try:
+            for name, tensor in tensors.items():
+                for module, attribute in self.places[name]:
+                    originals.append((module, attribute, module._parameters[attribute]))
+                    module._parameters[attribute] = tensor  # type: ignore[assignment]
+            yield
+        finally:
+            for module, attribute, parameter in reversed(originals):
+                module._parameters[attribute] = parameter
 
     def _batch(self, rows: Rows) -> dict[str, Tensor]:
         device = next(self.encoder.parameters()).device

@@ -8,7 +8,7 @@ head reads a text's first token only, the last layer computes only that.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2FN
 
 from .anatomy import INPUTS
@@ -122,7 +123,7 @@ class Worn:
 
 
 class Packed:
-    """A model's forward on packed tokens."""
+    """The forward of a base on packed tokens, then each lane's own head on its own rows."""
 
     def __init__(self, model: Model) -> None:
         config = model.base.config
@@ -155,33 +156,42 @@ class Packed:
         lanes: Sequence[Mapping[str, Tensor]],
         stacks: Mapping[str, Tensor],
         streams: Sequence[int] | None,
+        models: Sequence[Model],
     ) -> list[Tensor]:
-        """Each lane's outputs for its rows; with streams, dropout is on."""
+        """Each lane's outputs for its rows, by the head of its own model; with streams, dropout is on."""
         layout = self._layout(rows)
         draws = None if streams is None else _draws(rows, streams, self._sites, layout.ids.device)
-        states = _Pass(self, Worn(self.model, lanes, stacks), layout, draws).texts()
-        parts = layout.texts.split(states)
-        return [
-            self._head(part, lane, None if streams is None else streams[i])
-            for i, (part, lane) in enumerate(zip(parts, lanes, strict=True))
-        ]
+        pools = [model.pool for model in models]
+        states = layout.texts.split(_Pass(self, Worn(self.model, lanes, stacks), layout, draws).texts(pools))
+        heads = [{name: lane[name] for name in lane.keys() - self.inner} for lane in lanes]
+        if streams is not None:  # a lane's dropout counts its own rows, so each head runs alone
+            return [self._head(*each) for each in zip(models, heads, states, streams, strict=True)]
+        out: dict[int, Tensor] = {}
+        for members in _by_model(models):
+            model, own = models[members[0]], [heads[i] for i in members]
+            out |= zip(members, self._heads(model, own, [states[i] for i in members]), strict=True)
+        return [out[i] for i in range(len(rows))]
 
     @property
     def _sites(self) -> int:
         return 1 + self.layers * (3 if self.m1_dropout else 2)
 
-    def _head(self, texts: Tensor, lane: Mapping[str, Tensor], stream: int | None) -> Tensor:
-        replaced: list[tuple[nn.Module, str, nn.Parameter | None]] = []
-        try:
-            for name in lane.keys() - self.inner:
-                for module, attribute in self.model.places[name]:
-                    replaced.append((module, attribute, module._parameters[attribute]))
-                    module._parameters[attribute] = lane[name]  # type: ignore[assignment]
-            with nullcontext() if stream is None else Keyed(stream, self._sites):
-                return self.model.classify(texts)
-        finally:
-            for module, attribute, parameter in reversed(replaced):
-                module._parameters[attribute] = parameter
+    def _head(self, model: Model, head: Mapping[str, Tensor], texts: Tensor, stream: int | None) -> Tensor:
+        with model.wearing(head), nullcontext() if stream is None else Keyed(stream, self._sites):
+            return model.classify(texts)
+
+    def _heads(self, model: Model, heads: Sequence[Mapping[str, Tensor]], texts: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Heads of one shape: the model's head is called once, and its linear layers take each lane's own tensors."""
+        names = {name for head in heads for name in head}
+        linear = all(isinstance(module, nn.Linear) for name in names for module, _ in model.places[name])
+        if len(heads) == 1 or not linear:
+            return [self._head(model, head, own, None) for head, own in zip(heads, texts, strict=True)]
+        stacks = {name: torch.stack([head.get(name, model.original(name)) for head in heads]) for name in names}
+        sizes = torch.tensor([len(own) for own in texts])
+        lane = torch.arange(len(texts)).repeat_interleave(sizes).to(texts[0].device)
+        segments = Segments(lane, _bounds(sizes.tolist()))
+        with model.wearing(stacks), _ByLane(segments):
+            return segments.split(model.classify(torch.cat(list(texts))))
 
     def _layout(self, rows: Sequence[Rows]) -> Layout:
         device = next(self.model.encoder.parameters()).device
@@ -250,17 +260,20 @@ class _Pass:
         self.site = 0
         self.masks = self._attention_masks()
 
-    def texts(self) -> Tensor:
-        """One state per text: the mean over its tokens, or that of its first."""
+    def texts(self, pools: Sequence[str]) -> Tensor:
+        """One state per text: the mean over its tokens, or that of its first, as its lane's head asks."""
         layout, last = self.layout, self.packed.layers - 1
         x = self._embed()
-        if self.packed.model.pool == "mean":
-            for layer in range(last + 1):
-                x = self._layer(layer, x, first_only=False)
-            return torch.segment_reduce(x, "mean", lengths=layout.lengths, unsafe=True)
         for layer in range(last):
             x = self._layer(layer, x, first_only=False)
-        return self._layer(last, x, first_only=True)
+        if "mean" not in pools:
+            return self._layer(last, x, first_only=True)
+        x = self._layer(last, x, first_only=False)
+        means = torch.segment_reduce(x, "mean", lengths=layout.lengths, unsafe=True)
+        if all(pool == "mean" for pool in pools):
+            return means
+        mean = torch.tensor([pool == "mean" for pool in pools], device=x.device).index_select(0, layout.texts.lane)
+        return torch.where(mean[:, None], means, x.index_select(0, layout.first))
 
     def _embed(self) -> Tensor:
         layout = self.layout
@@ -470,10 +483,30 @@ def linear(x: Tensor, matrices: Sequence[Matrix], biases: Sequence[Tensor], segm
 def _linear_by_lane(x: Tensor, matrix: Matrix, bias: Tensor, segments: Segments) -> Tensor:
     if isinstance(matrix, Tensor) and bias.dim() == 1:
         return F.linear(x, matrix, bias)
+    if isinstance(matrix, Tensor):
+        return F.linear(x, matrix) + bias.index_select(0, segments.lane)
     parts = segments.split(x)
-    matrices = matrix if isinstance(matrix, list) else [matrix] * len(parts)
     own = bias.unbind(0) if bias.dim() == 2 else [bias] * len(parts)
-    return torch.cat([F.linear(*each) for each in zip(parts, matrices, own, strict=True)])
+    return torch.cat([F.linear(*each) for each in zip(parts, matrix, own, strict=True)])
+
+
+class _ByLane(TorchFunctionMode):
+    """While it is on, a linear layer may hold stacks: a matrix or a bias for each lane of the rows it is given."""
+
+    def __init__(self, segments: Segments) -> None:
+        super().__init__()
+        self.segments = segments
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.linear:
+            return self._linear(*args, **kwargs or {})
+        return func(*args, **kwargs or {})
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        given = weight.new_zeros(weight.shape[-2]) if bias is None else bias
+        return _linear_by_lane(x, list(weight.unbind(0)) if weight.dim() == 3 else weight, given, self.segments)
 
 
 def norm(x: Tensor, gamma: Tensor, bias: Tensor, eps: float, segments: Segments) -> Tensor:
@@ -483,10 +516,8 @@ def norm(x: Tensor, gamma: Tensor, bias: Tensor, eps: float, segments: Segments)
         return F.layer_norm(x, shape, gamma, bias, eps)
     if gamma.dim() == 1:
         return _apply(_Shift, F.layer_norm(x, shape, gamma, None, eps), bias, segments)
-    parts = segments.split(x)
-    own = bias.unbind(0) if bias.dim() == 2 else [bias] * len(parts)
-    each = zip(parts, gamma.unbind(0), own, strict=True)
-    return torch.cat([F.layer_norm(part, shape, g, b, eps) for part, g, b in each])
+    shift = bias if bias.dim() == 1 else bias.index_select(0, segments.lane)
+    return torch.addcmul(shift, F.layer_norm(x, shape, None, None, eps), gamma.index_select(0, segments.lane))
 
 
 class _Linear(torch.autograd.Function):
@@ -608,6 +639,13 @@ def _draws(rows: Sequence[Rows], streams: Sequence[int], sites: int, device: tor
         row = np.repeat(np.arange(len(own)), own.lengths)
         keys.append(token_keys(stream, row, np.arange(len(own.ids)) - np.repeat(own.starts[:-1], own.lengths)))
     return Draws(np.concatenate(keys), sites, device)
+
+
+def _by_model(models: Sequence[Model]) -> list[list[int]]:
+    found: dict[int, list[int]] = {}
+    for i, model in enumerate(models):
+        found.setdefault(id(model), []).append(i)
+    return list(found.values())
 
 
 def _bounds(sizes: Sequence[int]) -> tuple[int, ...]:

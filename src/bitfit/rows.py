@@ -28,10 +28,12 @@ class Rows:
         return np.diff(self.starts)
 
     @classmethod
-    def joined(cls, parts: Sequence[Rows]) -> Rows:
+    def join(cls, parts: Sequence[Rows]) -> Rows:
         """Several sets of rows as one."""
-        lengths = np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)])
-        ids, types = (np.concatenate([np.zeros(0, np.int64), *arrays]) for arrays in _columns(parts))
+        none = np.zeros(0, np.int64)
+        lengths = np.concatenate([none, *(part.lengths for part in parts)])
+        ids = np.concatenate([none, *(part.ids for part in parts)])
+        types = np.concatenate([none, *(part.types for part in parts)])
         return cls(ids, types, np.concatenate([[0], np.cumsum(lengths)]), sum(part.cut for part in parts))
 
     def take(self, chosen: Array) -> Rows:
@@ -48,10 +50,6 @@ class Rows:
         ids, types = np.full(mask.shape, pad, np.int64), np.zeros(mask.shape, np.int64)
         ids[mask], types[mask] = self.ids, self.types
         return ids, types, mask.astype(np.int64)
-
-
-def _columns(parts: Sequence[Rows]) -> tuple[list[Array], list[Array]]:
-    return [part.ids for part in parts], [part.types for part in parts]
 
 
 def by_length(rows: Rows, size: int) -> list[Array]:
