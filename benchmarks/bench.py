@@ -300,8 +300,11 @@ def some_delta(base: Base, model: Model, seed: int = 0) -> Delta:
     bank = Bank(model, [lane_to_train(model, select(model.anatomy, "bias"), seed=seed)])
     bank.values.add_(torch.randn(bank.values.shape, generator=torch.Generator().manual_seed(seed)), alpha=0.01)
     words = dict.fromkeys(("select", "head", "init", "metric"), "none") | {"task": "classification", "pool": model.pool}
-    rest: dict[str, Any] = {key: {} for key in ("columns", "metrics", "trial", "change", "versions")}
-    counts = {"format": FORMAT, "max_length": 128, "trained": bank.gradients.shape[1], "total": 1}
+    rest: dict[str, Any] = {key: {} for key in ("trial", "change", "versions")}
+    rest |= {"columns": {"text": "text", "text_pair": None, "label": None}, "hub": False}
+    rest |= {"metrics": {"dev": {"none": {"value": 0.0, "low": 0.0, "high": 0.0}}}}
+    trained = bank.gradients.shape[1]
+    counts = {"format": FORMAT, "max_length": 128, "trained": trained, "total": base.anatomy.total}
     names = {"base": base.name, "fingerprint": base.fingerprint, "labels": ["0", "1"], "center": 0.0, "spread": 1.0}
     return Delta(bank.tensors(0), words | rest | counts | names)
 

@@ -151,9 +151,10 @@ def test_lanes_of_other_bases_are_refused(bases):
 def test_files_and_deltas_mix_and_nothing_gives_nothing(base, tmp_path):
     first, second = made(base, 0), made(base, 1, 3, "mean")
     full = dict.fromkeys(("select", "head", "init"), "x")
-    full |= {key: {} for key in ("metrics", "trial", "change", "versions")}
+    full |= {key: {} for key in ("trial", "change", "versions")}
+    full["metrics"] = {"dev": {first.meta["metric"]: {"value": 0.5, "low": 0.0, "high": 1.0}}}
     path = tmp_path / "first.safetensors"
-    Delta(first.tensors, {**first.meta, **full, "format": 1, "trained": 1, "total": 1}).save(path)
+    Delta(first.tensors, {**first.meta, **full, "format": 1, "trained": 1, "total": 1, "hub": False}).save(path)
     answers = predict([(str(path), "good film"), (second, "bad"), (path, "good film")], base=base)
     assert answers[0] == answers[2] and answers[0]["scores"].keys() == {"c0", "c1"} and len(answers[1]["scores"]) == 3
     assert answers[0]["score"] == pytest.approx(Predictor(first, base).answers(["good film"]).__next__()["score"])
