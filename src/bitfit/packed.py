@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from .anatomy import INPUTS
 from .dropout import Draws, Keyed, drop, drop_add, masked, pattern, token_keys
 from .model import Model
 from .rows import Rows
+from .sparse import Patch, Place, add_linear, write_rows
 from .tensorfile import Array
 
 
@@ -60,7 +62,7 @@ class Segments:
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """The rows of each lane."""
-        return _split(x, [b - a for a, b in zip(self.bounds, self.bounds[1:], strict=False)])
+        return _split(x, [b - a for a, b in pairwise(self.bounds)])
 
     def sums(self, x: Tensor) -> Tensor:
         """One sum per lane; never a product with zeros, which would carry NaN from lane to lane."""
@@ -96,19 +98,37 @@ class Layout:
     rank: Tensor  # the place of each text in that order
 
 
+@dataclass(frozen=True)
+class Wear:
+    """What one lane wears: tensors in the places of the base's, and patches on matrices that stay the base's."""
+
+    tensors: Mapping[str, Tensor]
+    patches: Mapping[str, Sequence[Patch]]
+
+
 class Worn:
     """The tensors that the lanes of a batch wear: the base's, a stack [lanes, n] of vectors, or a matrix per lane."""
 
-    def __init__(self, model: Model, lanes: Sequence[Mapping[str, Tensor]], stacks: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: Model, lanes: Sequence[Wear], stacks: Mapping[str, Tensor]) -> None:
         self._model, self._lanes, self._stacks = model, lanes, stacks
 
     def matrix(self, name: str) -> Matrix:
         """One matrix for all lanes where they agree, else one for each."""
-        own = [lane.get(name) for lane in self._lanes]
+        own = [lane.tensors.get(name) for lane in self._lanes]
         if all(tensor is None for tensor in own):
             return self._original(name)
         every = [self._original(name) if tensor is None else tensor for tensor in own]
         return every[0] if len(every) == 1 else every
+
+    def patches(self, names: Sequence[str], sizes: Sequence[int], segments: Segments) -> list[Place]:
+        """The lanes' patches on matrices whose outputs, of these sizes, lie side by side."""
+        outputs = [slice(a, b) for a, b in pairwise(_bounds(sizes))]
+        return [
+            Place(patch, slice(*rows), columns)
+            for lane, rows in zip(self._lanes, pairwise(segments.bounds), strict=True)
+            for name, columns in zip(names, outputs, strict=True)
+            for patch in lane.patches.get(name, ())
+        ]
 
     def vector(self, name: str) -> Tensor:
         """[n] where all lanes agree, else [lanes, n]."""
@@ -137,6 +157,7 @@ class Packed:
         self.m1_dropout = style.m1_dropout
         self.typed = model.base.segments
         self.inner = frozenset(self.names.values())
+        self.patchable = self.inner - {self.names.get(("distances", None), "")}
 
     @staticmethod
     def supports(model: Model) -> bool:
@@ -152,7 +173,7 @@ class Packed:
     def __call__(
         self,
         rows: Sequence[Rows],
-        lanes: Sequence[Mapping[str, Tensor]],
+        lanes: Sequence[Wear],
         stacks: Mapping[str, Tensor],
         streams: Sequence[int] | None,
     ) -> list[Tensor]:
@@ -162,7 +183,7 @@ class Packed:
         states = _Pass(self, Worn(self.model, lanes, stacks), layout, draws).texts()
         parts = layout.texts.split(states)
         return [
-            self._head(part, lane, None if streams is None else streams[i])
+            self._head(part, lane.tensors, None if streams is None else streams[i])
             for i, (part, lane) in enumerate(zip(parts, lanes, strict=True))
         ]
 
@@ -275,12 +296,15 @@ class _Pass:
         return x
 
     def _look_up(self, part: str, index: Tensor) -> Tensor:
-        matrix = self.worn.matrix(self.packed.names[part, None])
+        name, tokens = self.packed.names[part, None], self.layout.tokens
+        matrix = self.worn.matrix(name)
         padding = self.packed.embedding(part).padding_idx
         if isinstance(matrix, list):
-            pieces = zip(self.layout.tokens.split(index), matrix, strict=True)
-            return torch.cat([F.embedding(own, weight, padding) for own, weight in pieces])
-        return F.embedding(index, matrix, padding)
+            pieces = zip(tokens.split(index), matrix, strict=True)
+            x = torch.cat([F.embedding(own, weight, padding) for own, weight in pieces])
+        else:
+            x = F.embedding(index, matrix, padding)
+        return write_rows(x, index, self.worn.patches([name], [x.shape[1]], tokens), padding)
 
     def _layer(self, layer: int, x: Tensor, first_only: bool) -> Tensor:
         segments = self.layout.texts if first_only else self.layout.tokens
@@ -315,10 +339,10 @@ class _Pass:
         return _apply(_Gather, joined, layout.place)
 
     def _linear(self, x: Tensor, places: tuple[str, ...], layer: int | None, segments: Segments) -> Tensor:
-        names = self.packed.names
-        matrices = [self.worn.matrix(names[f"W_{place}", layer]) for place in places]
-        biases = [self.worn.vector(names[f"b_{place}", layer]) for place in places]
-        return linear(x, matrices, biases, segments)
+        names = [self.packed.names[f"W_{place}", layer] for place in places]
+        biases = [self.worn.vector(self.packed.names[f"b_{place}", layer]) for place in places]
+        y = linear(x, [self.worn.matrix(name) for name in names], biases, segments)
+        return add_linear(y, x, self.worn.patches(names, [bias.shape[-1] for bias in biases], segments))
 
     def _norm(self, x: Tensor, place: str, layer: int | None, segments: Segments) -> Tensor:
         names = self.packed.names
