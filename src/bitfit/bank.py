@@ -197,13 +197,17 @@ class Bank:
 
     def _few_entries(self, k: int) -> dict[str, list[Patch]]:
         """Lane k's matrices of which it has so few entries that the packed path adds them one by one."""
+        if self._packed is None:
+            return {}
         patches: dict[str, list[Patch]] = {}
-        patchable = frozenset() if self._packed is None else self._packed.patchable
+        products, look_ups = self._packed.products, self._packed.look_ups
         for slot, leaf in self._leaves[k]:
-            if slot.name in patchable and slot.index is not None and len(slot.shape) == 2:
+            if slot.name in products | look_ups and slot.index is not None and len(slot.shape) == 2:
                 base = self.model.original(slot.name).detach().reshape(-1)[slot.index]
                 patches.setdefault(slot.name, []).append(Patch(slot.index, slot.shape, base, leaf))
-        return {name: own for name, own in patches.items() if all(patch.few for patch in own)}
+        # A look-up meets few entries, however many there are; a tensor worn whole is no patch.
+        whole = {slot.name for slot, _ in self._leaves[k] if slot.index is None}
+        return {n: own for n, own in patches.items() if n not in whole and (n in look_ups or all(p.few for p in own))}
 
     def _effective(self, k: int, without: Container[str] = ()) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}

@@ -24,7 +24,7 @@ from .anatomy import INPUTS
 from .dropout import Draws, Keyed, drop, drop_add, masked, pattern, token_keys
 from .model import Model
 from .rows import Rows
-from .sparse import Patch, Place, add_linear, write_rows
+from .sparse import Patch, Place, add_changes, add_gradients, add_linear, write_rows
 from .tensorfile import Array
 
 
@@ -157,7 +157,9 @@ class Packed:
         self.m1_dropout = style.m1_dropout
         self.typed = model.base.segments
         self.inner = frozenset(self.names.values())
-        self.patchable = self.inner - {self.names.get(("distances", None), "")}
+        terms = {name: term for (term, _), name in self.names.items()}
+        self.products = frozenset(name for name, term in terms.items() if term.startswith("W_"))
+        self.look_ups = frozenset(name for name, term in terms.items() if term in ("words", "types", "positions"))
 
     @staticmethod
     def supports(model: Model) -> bool:
@@ -341,8 +343,8 @@ class _Pass:
     def _linear(self, x: Tensor, places: tuple[str, ...], layer: int | None, segments: Segments) -> Tensor:
         names = [self.packed.names[f"W_{place}", layer] for place in places]
         biases = [self.worn.vector(self.packed.names[f"b_{place}", layer]) for place in places]
-        y = linear(x, [self.worn.matrix(name) for name in names], biases, segments)
-        return add_linear(y, x, self.worn.patches(names, [bias.shape[-1] for bias in biases], segments))
+        patches = self.worn.patches(names, [bias.shape[-1] for bias in biases], segments)
+        return linear(x, [self.worn.matrix(name) for name in names], biases, segments, patches)
 
     def _norm(self, x: Tensor, place: str, layer: int | None, segments: Segments) -> Tensor:
         names = self.packed.names
@@ -482,13 +484,16 @@ def _product(a: Tensor, b: Tensor, scale: float, plus: Tensor | None = None) -> 
     return torch.baddbmm(plus, a, b, alpha=scale)
 
 
-def linear(x: Tensor, matrices: Sequence[Matrix], biases: Sequence[Tensor], segments: Segments) -> Tensor:
+def linear(
+    x: Tensor, matrices: Sequence[Matrix], biases: Sequence[Tensor], segments: Segments, patches: Sequence[Place] = ()
+) -> Tensor:
     """One or more linear layers on the same rows, their outputs side by side."""
     shared = [m for m in matrices if isinstance(m, Tensor) and not m.requires_grad]
     if len(shared) == len(matrices):
-        return _apply(_Linear, x, segments, len(shared), *shared, *biases)
+        values = [place.patch.values for place in patches]
+        return _apply(_Linear, x, segments, len(shared), patches, *shared, *biases, *values)
     outputs = [_linear_by_lane(x, m, b, segments) for m, b in zip(matrices, biases, strict=True)]
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+    return add_linear(outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1), x, patches)
 
 
 def _linear_by_lane(x: Tensor, matrix: Matrix, bias: Tensor, segments: Segments) -> Tensor:
@@ -514,22 +519,29 @@ def norm(x: Tensor, gamma: Tensor, bias: Tensor, eps: float, segments: Segments)
 
 
 class _Linear(torch.autograd.Function):
-    """Frozen matrices side by side, each with a bias of all lanes or of each; a bias gradient is a sum per lane."""
+    """Frozen matrices side by side, each with a bias of all lanes or of each, and the lanes' patches on them.
+
+    A bias gradient is a sum per lane."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, segments: Segments, count: int, *tensors: Tensor) -> Tensor:
-        matrices, biases = tensors[:count], tensors[count:]
+    def forward(
+        ctx: Any, x: Tensor, segments: Segments, count: int, patches: Sequence[Place], *tensors: Tensor
+    ) -> Tensor:
+        matrices, biases = tensors[:count], tensors[count : 2 * count]
         ctx.segments, ctx.matrices, ctx.dims = segments, matrices, [bias.dim() for bias in biases]
         sizes = [len(matrix) for matrix in matrices]
         if count == 1 and biases[0].dim() == 1:
-            return torch.addmm(biases[0], x, matrices[0].t())
-        out = _side_by_side(biases, segments)
-        for part, matrix in zip(_split(out, sizes, 1), matrices, strict=True):
-            part.addmm_(x, matrix.t())
+            out = torch.addmm(biases[0], x, matrices[0].t())
+        else:
+            out = _side_by_side(biases, segments)
+            for part, matrix in zip(_split(out, sizes, 1), matrices, strict=True):
+                part.addmm_(x, matrix.t())
+        ctx.patches = patches
+        ctx.save_for_backward(*add_changes(out, x, patches))
         return out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         gradient, matrices = gradients[0], ctx.matrices
         sizes = [len(matrix) for matrix in matrices]
         below = None
@@ -538,14 +550,15 @@ class _Linear(torch.autograd.Function):
             below = parts[0] @ matrices[0]
             for part, matrix in zip(parts[1:], matrices[1:], strict=True):
                 below.addmm_(part, matrix)
-        wanted = ctx.needs_input_grad[3 + len(matrices) :]
+        wanted = ctx.needs_input_grad[4 + len(matrices) :]
+        values = add_gradients(below, gradient, ctx.patches, ctx.saved_tensors, wanted[len(matrices) :])
         biases: list[Tensor | None] = [None] * len(matrices)
-        if any(wanted):
+        if any(wanted[: len(matrices)]):
             sums = ctx.segments.sums(gradient) if max(ctx.dims) == 2 else gradient.sum(0)
             for i, (own, dim) in enumerate(zip(_split(sums, sizes, -1), ctx.dims, strict=True)):
                 if wanted[i]:
                     biases[i] = own.sum(0) if dim < own.dim() else own
-        return below, None, None, *[None] * len(matrices), *biases
+        return below, None, None, None, *[None] * len(matrices), *biases, *values
 
 
 def _side_by_side(biases: Sequence[Tensor], segments: Segments) -> Tensor:

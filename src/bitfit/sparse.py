@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Share of a matrix above which a copy of it with a dense gradient costs less than its entries one by one (LOG.md).
-SCATTERED, BLOCK = 1 / 200, 1 / 4
+# Shares of a matrix above which a copy of it with a dense gradient costs less than its entries. The first was measured
+# (LOG.md), the second counts products: a block adds three of its size, a dense gradient one of the whole.
+SCATTERED, BLOCK = 1 / 80, 1 / 4
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Patch:
 
     @property
     def few(self) -> bool:
-        """Whether the entries cost less one by one than as a copy of their matrix."""
+        """Whether a product costs less by the entries than by a copy of their matrix."""
         share = len(self.index) / (self.shape[0] * self.shape[1])
         return share <= SCATTERED or (share <= BLOCK and self.block is not None)
 
@@ -103,31 +104,42 @@ class _AddLinear(torch.autograd.Function):
     def forward(ctx: Any, y: Tensor, x: Tensor, places: Sequence[Place], *values: Tensor) -> Tensor:
         ctx.places, ctx.width = places, x.shape[1]
         ctx.mark_dirty(y)
-        saved = []
-        for place in places:
-            rows, columns = place.patch.sides
-            seen, change = _take(x[place.rows], columns), place.patch.change()
-            _add(y[place.rows, place.outputs], rows, seen * change if change.dim() == 1 else seen @ change.t())
-            saved += [seen, change]
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(*add_changes(y, x, places))
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        gradient, saved = gradients[0], ctx.saved_tensors
-        below = gradient.new_zeros(len(gradient), ctx.width) if ctx.needs_input_grad[1] else None
-        values: list[Tensor | None] = []
-        for i, place in enumerate(ctx.places):
-            rows, columns = place.patch.sides
-            seen, change = saved[2 * i : 2 * i + 2]
-            above = _take(gradient[place.rows, place.outputs], rows)
-            own = None
-            if ctx.needs_input_grad[3 + i]:
-                own = (above * seen).sum(0) if change.dim() == 1 else (above.t() @ seen).view(-1)
-            values.append(own)
-            if below is not None:
-                _add(below[place.rows], columns, above * change if change.dim() == 1 else above @ change)
-        return gradient, below, None, *values
+        gradient, wanted = gradients[0], ctx.needs_input_grad
+        below = gradient.new_zeros(len(gradient), ctx.width) if wanted[1] else None
+        return gradient, below, None, *add_gradients(below, gradient, ctx.places, ctx.saved_tensors, wanted[3:])
+
+
+def add_changes(y: Tensor, x: Tensor, places: Sequence[Place]) -> list[Tensor]:
+    """Add to outputs `y` of `x` what the patches change; what `add_gradients` needs to know of it."""
+    saved = []
+    for place in places:
+        rows, columns = place.patch.sides
+        seen, change = _take(x[place.rows], columns), place.patch.change()
+        _add(y[place.rows, place.outputs], rows, seen * change if change.dim() == 1 else seen @ change.t())
+        saved += [seen, change]
+    return saved
+
+
+def add_gradients(
+    below: Tensor | None, gradient: Tensor, places: Sequence[Place], saved: Sequence[Tensor], wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradient of each patch's values, where wanted; that of the inputs is added to `below`."""
+    values: list[Tensor | None] = []
+    for place, seen, change, trains in zip(places, saved[::2], saved[1::2], wanted, strict=True):
+        rows, columns = place.patch.sides
+        above = _take(gradient[place.rows, place.outputs], rows)
+        if below is not None:
+            _add(below[place.rows], columns, above * change if change.dim() == 1 else above @ change)
+        own = None
+        if trains:
+            own = (above * seen).sum(0) if change.dim() == 1 else (above.t() @ seen).view(-1)
+        values.append(own)
+    return values
 
 
 class _WriteRows(torch.autograd.Function):

@@ -29,6 +29,7 @@ from .model import Model
 from .plan import Plan, Trial
 from .rows import Rows, by_length
 from .selection import select
+from .sparse import SCATTERED
 from .stop import Stop
 from .tasks import Task
 from .tasks.metrics import Score, majority, score
@@ -353,12 +354,15 @@ def prepare(source: str | Path | Dataset, base: Base | str | None, asked: Plan, 
 
 
 def passes(job: Job, trials: list[Trial], lanes: int | None) -> list[list[Trial]]:
-    """Which trials train together: a function of the trials alone. Whole matrices train alone."""
+    """Which trials train together: a function of the trials alone. Who trains much of a matrix trains alone."""
     groups: list[list[Trial]] = []
     anatomy = job.base.anatomy
     for trial in trials:
         chosen = select(anatomy, trial.select, trial.seed)
-        alone = any(index is None and len(chosen.shapes[name]) > 1 for name, index in chosen.entries.items())
+        alone = any(
+            len(chosen.shapes[name]) > 1 and (index is None or index.size > SCATTERED * chosen.size(name))
+            for name, index in chosen.entries.items()
+        )
         room = 1 if alone else lanes or LANES
         if groups and groups[-1][0].batch == trial.batch and len(groups[-1]) < room:
             groups[-1].append(trial)
