@@ -11,9 +11,9 @@ base (a frozen random head, re-initialised entries).
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from .dropout import Keyed
 from .errors import DeltaError, UsageError
 from .model import Model, fresh
 from .packed import Packed, Wear
-from .rows import Rows
+from .rows import Known, Rows
 from .selection import Selection, parse_init, select
 from .sparse import Patch
 from .tensorfile import Array, Tensors
@@ -108,7 +108,7 @@ def lane_of_delta(model: Model, delta: Delta) -> Lane:
 class Bank:
     """A model wearing K lanes. Each lane's rows see the base under that lane alone; the base stays untouched."""
 
-    def __init__(self, model: Model, lanes: Sequence[Lane]) -> None:
+    def __init__(self, model: Model, lanes: Sequence[Lane], prefix_dropout: bool = True) -> None:
         device = next(model.encoder.parameters()).device
         self.model = model
         self.lanes = list(lanes)
@@ -118,6 +118,10 @@ class Bank:
         self._common = _common_vectors(lanes) if len(lanes) > 1 else []
         self._anchor = torch.zeros(0, requires_grad=True)
         self._packed = Packed(model) if Packed.supports(model) else None
+        # The layers below all that any lane wears: the same in every epoch, if dropout leaves them alone.
+        self.frozen = 0
+        if self._packed is not None and not prefix_dropout:
+            self.frozen = model.anatomy.layers_below({slot.name for lane in lanes for slot in lane.slots})
         self._patches = [self._few_entries(k) for k in range(len(lanes))]
         for k, lane in enumerate(lanes):
             self.values[k, : lane.start.numel()] = lane.start.to(device)
@@ -130,8 +134,24 @@ class Bank:
         for lanes in _passes(rows):
             own, worn = [rows[k] for k in lanes], [self._wear(k) for k in lanes]
             given = None if streams is None else [streams[k] for k in lanes]
-            out |= zip(lanes, self._packed(own, worn, self._stacks(lanes), given), strict=True)
+            out |= zip(lanes, self._packed(own, worn, self._stacks(lanes), given, self.frozen), strict=True)
         return out
+
+    def prefix_bytes(self, rows: Rows) -> int:
+        """How much memory the states of the frozen layers take; 0 if there is no such layer."""
+        each = len(rows) if self.frozen == self.model.anatomy.layers else len(rows.ids)
+        return each * self.model.base.width * 4 if self.frozen else 0
+
+    def with_prefix(self, rows: Rows, batches: Iterable[Array]) -> Rows:
+        """The rows with what the frozen layers make of them, computed once, in these batches."""
+        if self._packed is None or not self.frozen:
+            return rows
+        by_text = self.frozen == self.model.anatomy.layers
+        states = np.empty((len(rows) if by_text else len(rows.ids), self.model.base.width), np.float32)
+        for chosen in batches:
+            found = self._packed.prefix(rows.take(chosen), self.frozen).cpu().numpy()
+            states[chosen if by_text else rows.tokens(chosen)] = found
+        return replace(rows, known=Known(self.frozen, by_text, states))
 
     def stock_logits(self, rows: Mapping[int, Rows], streams: Mapping[int, int] | None = None) -> dict[int, Tensor]:
         """The same outputs by the stock model, lane by lane on padded batches: for every architecture."""

@@ -178,20 +178,43 @@ class Packed:
         lanes: Sequence[Wear],
         stacks: Mapping[str, Tensor],
         streams: Sequence[int] | None,
+        frozen: int = 0,
     ) -> list[Tensor]:
-        """Each lane's outputs for its rows; with streams, dropout is on."""
-        layout = self._layout(rows)
-        draws = None if streams is None else _draws(rows, streams, self._sites, layout.ids.device)
-        states = _Pass(self, Worn(self.model, lanes, stacks), layout, draws).texts()
-        parts = layout.texts.split(states)
+        """Each lane's outputs for its rows; with streams, dropout is on above the frozen layers."""
+        states = self._known(rows, frozen) if frozen else None
+        if states is None or frozen < self.layers:
+            layout = self._layout(rows)
+            if frozen and states is None:
+                states = self._prefix(layout, frozen)
+            if frozen < self.layers:
+                draws = None if streams is None else _draws(rows, streams, self._sites(self.layers), layout.ids.device)
+                states = _Pass(self, Worn(self.model, lanes, stacks), layout, draws).run(states, frozen, self.layers)
+        assert states is not None
+        parts = _split(states, [len(own) for own in rows])
         return [
             self._head(part, lane.tensors, None if streams is None else streams[i])
             for i, (part, lane) in enumerate(zip(parts, lanes, strict=True))
         ]
 
-    @property
-    def _sites(self) -> int:
-        return 1 + self.layers * (3 if self.m1_dropout else 2)
+    def prefix(self, rows: Rows, frozen: int) -> Tensor:
+        """What the first layers of the base make of rows: a state per token, or per text if these are all layers."""
+        return self._prefix(self._layout([rows]), frozen)
+
+    @torch.no_grad()
+    def _prefix(self, layout: Layout, frozen: int) -> Tensor:
+        base = [Wear({}, {})] * (len(layout.texts.bounds) - 1)
+        return _Pass(self, Worn(self.model, base, {}), layout, None).run(None, 0, frozen)
+
+    def _known(self, rows: Sequence[Rows], frozen: int) -> Tensor | None:
+        known = [own.known for own in rows if own.known is not None and own.known.layers == frozen]
+        if len(known) < len(rows):
+            return None
+        states = [torch.from_numpy(own.states) for own in known]
+        return torch.cat(states).to(next(self.model.encoder.parameters()).device)
+
+    def _sites(self, layers: int) -> int:
+        """How many places of dropout lie before a layer."""
+        return 1 + layers * (3 if self.m1_dropout else 2)
 
     def _head(self, texts: Tensor, lane: Mapping[str, Tensor], stream: int | None) -> Tensor:
         replaced: list[tuple[nn.Module, str, nn.Parameter | None]] = []
@@ -200,7 +223,7 @@ class Packed:
                 for module, attribute in self.model.places[name]:
                     replaced.append((module, attribute, module._parameters[attribute]))
                     module._parameters[attribute] = lane[name]  # type: ignore[assignment]
-            with nullcontext() if stream is None else Keyed(stream, self._sites):
+            with nullcontext() if stream is None else Keyed(stream, self._sites(self.layers)):
                 return self.model.classify(texts)
         finally:
             for module, attribute, parameter in reversed(replaced):
@@ -273,17 +296,19 @@ class _Pass:
         self.site = 0
         self.masks = self._attention_masks()
 
-    def texts(self) -> Tensor:
-        """One state per text: the mean over its tokens, or that of its first."""
-        layout, last = self.layout, self.packed.layers - 1
-        x = self._embed()
-        if self.packed.model.pool == "mean":
-            for layer in range(last + 1):
-                x = self._layer(layer, x, first_only=False)
-            return torch.segment_reduce(x, "mean", lengths=layout.lengths, unsafe=True)
-        for layer in range(last):
-            x = self._layer(layer, x, first_only=False)
-        return self._layer(last, x, first_only=True)
+    def run(self, states: Tensor | None, start: int, stop: int) -> Tensor:
+        """From the states of all tokens before layer `start` (None: from their ids) to those before layer `stop`.
+
+        After the last layer it is one state per text: the mean over its tokens, or that of its first.
+        """
+        last, mean = self.packed.layers - 1, self.packed.model.pool == "mean"
+        x = self._embed() if states is None else states
+        self.site = self.packed._sites(start)
+        for layer in range(start, stop):
+            x = self._layer(layer, x, first_only=layer == last and not mean)
+        if mean and stop > last:
+            return torch.segment_reduce(x, "mean", lengths=self.layout.lengths, unsafe=True)
+        return x
 
     def _embed(self) -> Tensor:
         layout = self.layout
