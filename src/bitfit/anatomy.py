@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -87,6 +87,14 @@ class Anatomy:
     def total(self) -> int:
         """How many entries the model has."""
         return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def layers_below(self, names: Collection[str]) -> int:
+        """How many layers are done before any of these tensors is used; what is no part of the encoder comes last."""
+        lowest = self.layers
+        for site in self.sites:
+            if site.name in names and PART[site.term] != "pooler":
+                lowest = min(lowest, site.layer or 0)
+        return lowest
 
     def in_layernorm(self, site: Site) -> bool:
         """Whether a site is the gamma or the bias of a LayerNorm, whatever the LayerNorm is called."""

@@ -11,7 +11,7 @@ base (a frozen random head, re-initialised entries).
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,9 +25,10 @@ from .delta import INDEX, VALUE, Delta
 from .dropout import Keyed
 from .errors import DeltaError, UsageError
 from .model import Model, fresh
-from .packed import Packed
-from .rows import Rows
+from .packed import Packed, Wear
+from .rows import Known, Rows
 from .selection import Selection, parse_init, select
+from .sparse import Patch
 from .tensorfile import Array, Tensors
 
 # Lanes share a pass to share its overhead. Four lanes of 1,200 tokens gained nothing (0.88 - 1.00x of one after the
@@ -130,7 +131,7 @@ class Bank:
     lanes it names, not on how many there are.
     """
 
-    def __init__(self, models: Model | Sequence[Model], lanes: Sequence[Lane]) -> None:
+    def __init__(self, models: Model | Sequence[Model], lanes: Sequence[Lane], prefix_dropout: bool = True) -> None:
         self.models = [models] * len(lanes) if isinstance(models, Model) else list(models)
         self.model = self.models[0]
         if len(self.models) != len(lanes) or any(model.base is not self.model.base for model in self.models):
@@ -148,6 +149,11 @@ class Bank:
         inner = self._packed.inner if self._packed else ()
         forms = (Form.of(lane, inner) for lane in lanes)
         self._forms = [known.setdefault(form, form) for form in forms]
+        self._patches: dict[int, dict[str, list[Patch]]] = {}
+        # The layers below all that any lane wears: the same in every epoch, if dropout leaves them alone.
+        self.frozen = 0
+        if self._packed is not None and not prefix_dropout:
+            self.frozen = self.model.anatomy.layers_below({slot.name for lane in lanes for slot in lane.slots})
 
     def logits(self, rows: Mapping[int, Rows], streams: Mapping[int, int] | None = None) -> dict[int, Tensor]:
         """The outputs of each lane's rows, under that lane; with `streams`, dropout is on and seeded per lane."""
@@ -156,10 +162,26 @@ class Bank:
         out: dict[int, Tensor] = {}
         for lanes in _passes(rows):
             own, stacks = [rows[k] for k in lanes], self._stacks(lanes)
-            worn, models = [self._effective(k, stacks) for k in lanes], [self.models[k] for k in lanes]
+            worn, models = [self._wear(k, stacks) for k in lanes], [self.models[k] for k in lanes]
             given = None if streams is None else [streams[k] for k in lanes]
-            out |= zip(lanes, self._packed(own, worn, stacks, given, models), strict=True)
+            out |= zip(lanes, self._packed(own, worn, stacks, given, models, self.frozen), strict=True)
         return out
+
+    def prefix_bytes(self, rows: Rows) -> int:
+        """How much memory the states of the frozen layers take; 0 if there is no such layer."""
+        each = len(rows) if self.frozen == self.model.anatomy.layers else len(rows.ids)
+        return each * self.model.base.width * 4 if self.frozen else 0
+
+    def with_prefix(self, rows: Rows, batches: Iterable[Array]) -> Rows:
+        """The rows with what the frozen layers make of them, computed once, in these batches."""
+        if self._packed is None or not self.frozen:
+            return rows
+        by_text = self.frozen == self.model.anatomy.layers
+        states = np.empty((len(rows) if by_text else len(rows.ids), self.model.base.width), np.float32)
+        for chosen in batches:
+            found = self._packed.prefix(rows.take(chosen), self.frozen).cpu().numpy()
+            states[chosen if by_text else rows.tokens(chosen)] = found
+        return replace(rows, known=Known(self.frozen, by_text, states))
 
     def stock_logits(self, rows: Mapping[int, Rows], streams: Mapping[int, int] | None = None) -> dict[int, Tensor]:
         """The same outputs by the stock model, lane by lane on padded batches: for every architecture."""
@@ -196,6 +218,30 @@ class Bank:
             return Keyed(stream)  # the masks of the packed path, so that the two agree
         torch.manual_seed(stream)
         return nullcontext()
+
+    def _wear(self, k: int, stacks: Mapping[str, Tensor]) -> Wear:
+        patches = self._few_entries(k)
+        return Wear(self._effective(k, {*stacks, *patches}), patches)
+
+    def _few_entries(self, k: int) -> dict[str, list[Patch]]:
+        """Lane k's matrices of which it has so few entries that the packed path adds them one by one."""
+        slots = self.lanes[k].slots
+        if self._packed is None or all(slot.index is None for slot in slots):
+            return {}
+        if k in self._patches:
+            return self._patches[k]
+        patches: dict[str, list[Patch]] = {}
+        products, look_ups = self._packed.products, self._packed.look_ups
+        for number, slot in enumerate(slots):
+            if slot.name in products | look_ups and slot.index is not None and len(slot.shape) == 2:
+                base = self.model.original(slot.name).detach().reshape(-1)[slot.index]
+                patches.setdefault(slot.name, []).append(
+                    Patch(slot.index, slot.shape, base, self._leaf(k, number, slot))
+                )
+        # A look-up meets few entries, however many there are; a tensor worn whole is no patch.
+        whole = {slot.name for slot in slots if slot.index is None}
+        few = {n: own for n, own in patches.items() if n not in whole and (n in look_ups or all(p.few for p in own))}
+        return self._patches.setdefault(k, few)
 
     def _effective(self, k: int, without: Container[str] = ()) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}

@@ -117,8 +117,12 @@ def _add_plan(it: argparse.ArgumentParser) -> None:
     for entry in fields(Plan):
         given, choices = entry.metadata, entry.metadata["choices"]
         text = given["help"].replace("%", "%%") + ("" if entry.default is None else f" ({entry.default})")
+        option = f"--{entry.name.replace('_', '-')}"
+        if given["read"] is bool:
+            it.add_argument(option, action="store_true", default=argparse.SUPPRESS, help=given["help"])
+            continue
         it.add_argument(
-            f"--{entry.name.replace('_', '-')}",
+            option,
             type=given["read"],
             default=argparse.SUPPRESS,
             choices=choices or None,

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from .anatomy import INPUTS
 from .dropout import Draws, Keyed, drop, drop_add, masked, pattern, token_keys
 from .model import Model
 from .rows import Rows
+from .sparse import Patch, Place, add_changes, add_gradients, add_linear, write_rows
 from .tensorfile import Array
 
 
@@ -61,7 +63,7 @@ class Segments:
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """The rows of each lane."""
-        return _split(x, [b - a for a, b in zip(self.bounds, self.bounds[1:], strict=False)])
+        return _split(x, [b - a for a, b in pairwise(self.bounds)])
 
     def sums(self, x: Tensor) -> Tensor:
         """One sum per lane; never a product with zeros, which would carry NaN from lane to lane."""
@@ -97,19 +99,37 @@ class Layout:
     rank: Tensor  # the place of each text in that order
 
 
+@dataclass(frozen=True)
+class Wear:
+    """What one lane wears: tensors in the places of the base's, and patches on matrices that stay the base's."""
+
+    tensors: Mapping[str, Tensor]
+    patches: Mapping[str, Sequence[Patch]]
+
+
 class Worn:
     """The tensors that the lanes of a batch wear: the base's, a stack [lanes, n] of vectors, or a matrix per lane."""
 
-    def __init__(self, model: Model, lanes: Sequence[Mapping[str, Tensor]], stacks: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: Model, lanes: Sequence[Wear], stacks: Mapping[str, Tensor]) -> None:
         self._model, self._lanes, self._stacks = model, lanes, stacks
 
     def matrix(self, name: str) -> Matrix:
         """One matrix for all lanes where they agree, else one for each."""
-        own = [lane.get(name) for lane in self._lanes]
+        own = [lane.tensors.get(name) for lane in self._lanes]
         if all(tensor is None for tensor in own):
             return self._original(name)
         every = [self._original(name) if tensor is None else tensor for tensor in own]
         return every[0] if len(every) == 1 else every
+
+    def patches(self, names: Sequence[str], sizes: Sequence[int], segments: Segments) -> list[Place]:
+        """The lanes' patches on matrices whose outputs, of these sizes, lie side by side."""
+        outputs = [slice(a, b) for a, b in pairwise(_bounds(sizes))]
+        return [
+            Place(patch, slice(*rows), columns)
+            for lane, rows in zip(self._lanes, pairwise(segments.bounds), strict=True)
+            for name, columns in zip(names, outputs, strict=True)
+            for patch in lane.patches.get(name, ())
+        ]
 
     def vector(self, name: str) -> Tensor:
         """[n] where all lanes agree, else [lanes, n]."""
@@ -138,6 +158,9 @@ class Packed:
         self.m1_dropout = style.m1_dropout
         self.typed = model.base.segments
         self.inner = frozenset(self.names.values())
+        terms = {name: term for (term, _), name in self.names.items()}
+        self.products = frozenset(name for name, term in terms.items() if term.startswith("W_"))
+        self.look_ups = frozenset(name for name, term in terms.items() if term in ("words", "types", "positions"))
 
     @staticmethod
     def supports(model: Model) -> bool:
@@ -153,31 +176,55 @@ class Packed:
     def __call__(
         self,
         rows: Sequence[Rows],
-        lanes: Sequence[Mapping[str, Tensor]],
+        lanes: Sequence[Wear],
         stacks: Mapping[str, Tensor],
         streams: Sequence[int] | None,
         models: Sequence[Model],
+        frozen: int = 0,
     ) -> list[Tensor]:
-        """Each lane's outputs for its rows, by the head of its own model; with streams, dropout is on."""
-        layout = self._layout(rows)
-        draws = None if streams is None else _draws(rows, streams, self._sites, layout.ids.device)
-        pools = [model.pool for model in models]
-        states = layout.texts.split(_Pass(self, Worn(self.model, lanes, stacks), layout, draws).texts(pools))
-        heads = [{name: lane[name] for name in lane.keys() - self.inner} for lane in lanes]
+        """Each lane's outputs for its rows, by its own head; with streams, dropout is on above the frozen layers."""
+        states = self._known(rows, frozen) if frozen else None
+        if states is None or frozen < self.layers:
+            layout = self._layout(rows)
+            if frozen and states is None:
+                states = self._prefix(layout, frozen)
+            if frozen < self.layers:
+                draws = None if streams is None else _draws(rows, streams, self._sites(self.layers), layout.ids.device)
+                step = _Pass(self, Worn(self.model, lanes, stacks), layout, draws)
+                states = step.run(states, frozen, self.layers, [model.pool for model in models])
+        assert states is not None
+        texts = _split(states, [len(own) for own in rows])
+        heads = [{name: lane.tensors[name] for name in lane.tensors.keys() - self.inner} for lane in lanes]
         if streams is not None:  # a lane's dropout counts its own rows, so each head runs alone
-            return [self._head(*each) for each in zip(models, heads, states, streams, strict=True)]
+            return [self._head(*each) for each in zip(models, heads, texts, streams, strict=True)]
         out: dict[int, Tensor] = {}
         for members in _by_model(models):
             model, own = models[members[0]], [heads[i] for i in members]
-            out |= zip(members, self._heads(model, own, [states[i] for i in members]), strict=True)
+            out |= zip(members, self._heads(model, own, [texts[i] for i in members]), strict=True)
         return [out[i] for i in range(len(rows))]
 
-    @property
-    def _sites(self) -> int:
-        return 1 + self.layers * (3 if self.m1_dropout else 2)
+    def prefix(self, rows: Rows, frozen: int) -> Tensor:
+        """What the first layers of the base make of rows: a state per token, or per text if these are all layers."""
+        return self._prefix(self._layout([rows]), frozen)
+
+    @torch.no_grad()
+    def _prefix(self, layout: Layout, frozen: int) -> Tensor:
+        base = [Wear({}, {})] * (len(layout.texts.bounds) - 1)
+        return _Pass(self, Worn(self.model, base, {}), layout, None).run(None, 0, frozen, [self.model.pool])
+
+    def _known(self, rows: Sequence[Rows], frozen: int) -> Tensor | None:
+        known = [own.known for own in rows if own.known is not None and own.known.layers == frozen]
+        if len(known) < len(rows):
+            return None
+        states = [torch.from_numpy(own.states) for own in known]
+        return torch.cat(states).to(next(self.model.encoder.parameters()).device)
+
+    def _sites(self, layers: int) -> int:
+        """How many places of dropout lie before a layer."""
+        return 1 + layers * (3 if self.m1_dropout else 2)
 
     def _head(self, model: Model, head: Mapping[str, Tensor], texts: Tensor, stream: int | None) -> Tensor:
-        with model.wearing(head), nullcontext() if stream is None else Keyed(stream, self._sites):
+        with model.wearing(head), nullcontext() if stream is None else Keyed(stream, self._sites(self.layers)):
             return model.classify(texts)
 
     def _heads(self, model: Model, heads: Sequence[Mapping[str, Tensor]], texts: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -260,15 +307,19 @@ class _Pass:
         self.site = 0
         self.masks = self._attention_masks()
 
-    def texts(self, pools: Sequence[str]) -> Tensor:
-        """One state per text: the mean over its tokens, or that of its first, as its lane's head asks."""
+    def run(self, states: Tensor | None, start: int, stop: int, pools: Sequence[str]) -> Tensor:
+        """From the states of all tokens before layer `start` (None: from their ids) to those before layer `stop`.
+
+        After the last layer it is one state per text: the mean over its tokens, or that of its first, as its lane's
+        head asks.
+        """
         layout, last = self.layout, self.packed.layers - 1
-        x = self._embed()
-        for layer in range(last):
-            x = self._layer(layer, x, first_only=False)
-        if "mean" not in pools:
-            return self._layer(last, x, first_only=True)
-        x = self._layer(last, x, first_only=False)
+        x = self._embed() if states is None else states
+        self.site = self.packed._sites(start)
+        for layer in range(start, stop):
+            x = self._layer(layer, x, first_only=layer == last and "mean" not in pools)
+        if stop <= last or "mean" not in pools:
+            return x
         means = torch.segment_reduce(x, "mean", lengths=layout.lengths, unsafe=True)
         if all(pool == "mean" for pool in pools):
             return means
@@ -288,12 +339,15 @@ class _Pass:
         return x
 
     def _look_up(self, part: str, index: Tensor) -> Tensor:
-        matrix = self.worn.matrix(self.packed.names[part, None])
+        name, tokens = self.packed.names[part, None], self.layout.tokens
+        matrix = self.worn.matrix(name)
         padding = self.packed.embedding(part).padding_idx
         if isinstance(matrix, list):
-            pieces = zip(self.layout.tokens.split(index), matrix, strict=True)
-            return torch.cat([F.embedding(own, weight, padding) for own, weight in pieces])
-        return F.embedding(index, matrix, padding)
+            pieces = zip(tokens.split(index), matrix, strict=True)
+            x = torch.cat([F.embedding(own, weight, padding) for own, weight in pieces])
+        else:
+            x = F.embedding(index, matrix, padding)
+        return write_rows(x, index, self.worn.patches([name], [x.shape[1]], tokens), padding)
 
     def _layer(self, layer: int, x: Tensor, first_only: bool) -> Tensor:
         segments = self.layout.texts if first_only else self.layout.tokens
@@ -328,10 +382,10 @@ class _Pass:
         return _apply(_Gather, joined, layout.place)
 
     def _linear(self, x: Tensor, places: tuple[str, ...], layer: int | None, segments: Segments) -> Tensor:
-        names = self.packed.names
-        matrices = [self.worn.matrix(names[f"W_{place}", layer]) for place in places]
-        biases = [self.worn.vector(names[f"b_{place}", layer]) for place in places]
-        return linear(x, matrices, biases, segments)
+        names = [self.packed.names[f"W_{place}", layer] for place in places]
+        biases = [self.worn.vector(self.packed.names[f"b_{place}", layer]) for place in places]
+        patches = self.worn.patches(names, [bias.shape[-1] for bias in biases], segments)
+        return linear(x, [self.worn.matrix(name) for name in names], biases, segments, patches)
 
     def _norm(self, x: Tensor, place: str, layer: int | None, segments: Segments) -> Tensor:
         names = self.packed.names
@@ -471,13 +525,16 @@ def _product(a: Tensor, b: Tensor, scale: float, plus: Tensor | None = None) -> 
     return torch.baddbmm(plus, a, b, alpha=scale)
 
 
-def linear(x: Tensor, matrices: Sequence[Matrix], biases: Sequence[Tensor], segments: Segments) -> Tensor:
+def linear(
+    x: Tensor, matrices: Sequence[Matrix], biases: Sequence[Tensor], segments: Segments, patches: Sequence[Place] = ()
+) -> Tensor:
     """One or more linear layers on the same rows, their outputs side by side."""
     shared = [m for m in matrices if isinstance(m, Tensor) and not m.requires_grad]
     if len(shared) == len(matrices):
-        return _apply(_Linear, x, segments, len(shared), *shared, *biases)
+        values = [place.patch.values for place in patches]
+        return _apply(_Linear, x, segments, len(shared), patches, *shared, *biases, *values)
     outputs = [_linear_by_lane(x, m, b, segments) for m, b in zip(matrices, biases, strict=True)]
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+    return add_linear(outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1), x, patches)
 
 
 def _linear_by_lane(x: Tensor, matrix: Matrix, bias: Tensor, segments: Segments) -> Tensor:
@@ -521,22 +578,29 @@ def norm(x: Tensor, gamma: Tensor, bias: Tensor, eps: float, segments: Segments)
 
 
 class _Linear(torch.autograd.Function):
-    """Frozen matrices side by side, each with a bias of all lanes or of each; a bias gradient is a sum per lane."""
+    """Frozen matrices side by side, each with a bias of all lanes or of each, and the lanes' patches on them.
+
+    A bias gradient is a sum per lane."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, segments: Segments, count: int, *tensors: Tensor) -> Tensor:
-        matrices, biases = tensors[:count], tensors[count:]
+    def forward(
+        ctx: Any, x: Tensor, segments: Segments, count: int, patches: Sequence[Place], *tensors: Tensor
+    ) -> Tensor:
+        matrices, biases = tensors[:count], tensors[count : 2 * count]
         ctx.segments, ctx.matrices, ctx.dims = segments, matrices, [bias.dim() for bias in biases]
         sizes = [len(matrix) for matrix in matrices]
         if count == 1 and biases[0].dim() == 1:
-            return torch.addmm(biases[0], x, matrices[0].t())
-        out = _side_by_side(biases, segments)
-        for part, matrix in zip(_split(out, sizes, 1), matrices, strict=True):
-            part.addmm_(x, matrix.t())
+            out = torch.addmm(biases[0], x, matrices[0].t())
+        else:
+            out = _side_by_side(biases, segments)
+            for part, matrix in zip(_split(out, sizes, 1), matrices, strict=True):
+                part.addmm_(x, matrix.t())
+        ctx.patches = patches
+        ctx.save_for_backward(*add_changes(out, x, patches))
         return out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         gradient, matrices = gradients[0], ctx.matrices
         sizes = [len(matrix) for matrix in matrices]
         below = None
@@ -545,14 +609,15 @@ class _Linear(torch.autograd.Function):
             below = parts[0] @ matrices[0]
             for part, matrix in zip(parts[1:], matrices[1:], strict=True):
                 below.addmm_(part, matrix)
-        wanted = ctx.needs_input_grad[3 + len(matrices) :]
+        wanted = ctx.needs_input_grad[4 + len(matrices) :]
+        values = add_gradients(below, gradient, ctx.patches, ctx.saved_tensors, wanted[len(matrices) :])
         biases: list[Tensor | None] = [None] * len(matrices)
-        if any(wanted):
+        if any(wanted[: len(matrices)]):
             sums = ctx.segments.sums(gradient) if max(ctx.dims) == 2 else gradient.sum(0)
             for i, (own, dim) in enumerate(zip(_split(sums, sizes, -1), ctx.dims, strict=True)):
                 if wanted[i]:
                     biases[i] = own.sum(0) if dim < own.dim() else own
-        return below, None, None, *[None] * len(matrices), *biases
+        return below, None, None, None, *[None] * len(matrices), *biases, *values
 
 
 def _side_by_side(biases: Sequence[Tensor], segments: Segments) -> Tensor:

@@ -40,6 +40,7 @@ class Trial:
     max_length: int
     train_size: int | None
     metric: str
+    prefix_dropout: bool
 
 
 def _option(default: Any, text: str, read: Callable[[str], Any] = str, choices: Sequence[str] = ()) -> Any:
@@ -72,6 +73,7 @@ class Plan:
     max_length: int | None = _option(None, "tokens per text (128)", int)
     train_size: int | None = _option(None, "train on this many rows, drawn evenly by class", int)
     metric: str | None = _option(None, "what picks the best checkpoint and trial (accuracy; spearman for numbers)")
+    prefix_dropout: bool = _option(False, "dropout below the lowest trained layer too; slower", bool)
     text: str | None = _option(None, "text column (found by itself)")
     text_pair: str | None = _option(None, "second text column")
     label: str | None = _option(None, "label column")

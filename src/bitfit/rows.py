@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .tensorfile import Array
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the frozen layers of a model make of rows: the state of each token after them, or of each text after all."""
+
+    layers: int
+    by_text: bool
+    states: Array
 
 
 @dataclass(frozen=True)
@@ -18,6 +27,7 @@ class Rows:
     types: Array
     starts: Array  # one more than there are rows
     cut: int = 0  # how many texts were longer than the maximum length
+    known: Known | None = None
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -38,10 +48,18 @@ class Rows:
 
     def take(self, chosen: Array) -> Rows:
         """The chosen rows, in this order."""
+        starts, source = np.concatenate([[0], np.cumsum(self.lengths[chosen])]), self.tokens(chosen)
+        known = self.known
+        if known is not None:
+            known = replace(known, states=known.states[chosen if known.by_text else source])
+        return Rows(self.ids[source], self.types[source], starts, known=known)
+
+    def tokens(self, chosen: Array) -> Array:
+        """Where the tokens of the chosen rows lie."""
         lengths = self.lengths[chosen]
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        source = np.repeat(self.starts[:-1][chosen] - starts[:-1], lengths) + np.arange(starts[-1])
-        return Rows(self.ids[source], self.types[source], starts)
+        ends = np.cumsum(lengths)
+        source: Array = np.repeat(self.starts[:-1][chosen] - ends + lengths, lengths) + np.arange(lengths.sum())
+        return source
 
     def padded(self, pad: int) -> tuple[Array, Array, Array]:
         """Ids, segment ids and mask side by side, padded to the longest row."""

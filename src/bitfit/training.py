@@ -28,7 +28,8 @@ from .errors import Diverged, Interrupted, UsageError, suggest
 from .model import Model
 from .plan import Plan, Trial
 from .rows import Rows, by_length
-from .selection import Selection, select
+from .selection import Selection, parse_init, select
+from .sparse import SCATTERED
 from .stop import Stop
 from .tasks import Task
 from .tasks.metrics import Score, majority, score
@@ -39,6 +40,7 @@ EVALUATION_ROWS = 64
 TRAIN_SCORE_ROWS = 1000
 WARMUP = 0.06
 LANES = 16
+PREFIX_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,25 @@ class Job:
         logits = runners[0].bank.logits({k: self.train.take(rows) for k, rows in chosen.items()}, streams)
         return [self.task.loss(logits[r.k], self.targets([golds[i] for i in chosen[r.k]])) for r in runners]
 
+    def with_prefix(self, bank: Bank) -> Job:
+        """The job with the states of the bank's frozen layers beside its rows, as far as memory allows.
+
+        They are computed before the first step in batches that depend on the rows alone, so that a resumed run, which
+        computes them again, sees the same bits.
+        """
+        room, parts = PREFIX_BYTES, []
+        for rows in (self.train, self.dev):
+            size = bank.prefix_bytes(rows)
+            with torch.inference_mode():
+                parts.append(bank.with_prefix(rows, self._batches(rows)) if size <= room else rows)
+            room -= size if size <= room else 0
+        return replace(self, train=parts[0], dev=parts[1])
+
+    def _batches(self, rows: Rows) -> Iterator[Array]:
+        for chosen in by_length(rows, EVALUATION_ROWS):
+            self.stop.check()
+            yield chosen
+
     def targets(self, labels: Sequence[float]) -> Tensor:
         """Gold labels where the loss is computed."""
         return self.task.targets(labels, self.device)
@@ -70,8 +91,7 @@ class Job:
         """Lane k's outputs for all rows, in their order."""
         out = np.zeros((len(rows), self.task.outputs), np.float32)
         with torch.inference_mode():
-            for chosen in by_length(rows, EVALUATION_ROWS):
-                self.stop.check()
+            for chosen in self._batches(rows):
                 out[chosen] = bank.logits({k: rows.take(chosen)})[k].cpu().numpy()
         return out
 
@@ -363,18 +383,33 @@ def prepare(source: str | Path | Dataset, base: Base | str | None, asked: Plan, 
 
 
 def passes(job: Job, trials: list[Trial], lanes: int | None) -> list[list[Trial]]:
-    """Which trials train together: a function of the trials alone. Whole matrices train alone."""
+    """Which trials train together: a function of the trials alone. Who trains much of the matrices trains alone."""
     groups: list[list[Trial]] = []
-    anatomy = job.base.anatomy
+    last: tuple[int, int] | None = None
     for trial in trials:
-        chosen = select(anatomy, trial.select, trial.seed)
-        alone = any(index is None and len(chosen.shapes[name]) > 1 for name, index in chosen.entries.items())
-        room = 1 if alone else lanes or LANES
-        if groups and groups[-1][0].batch == trial.batch and len(groups[-1]) < room:
+        chosen = select(job.base.anatomy, trial.select, trial.seed)
+        # A frozen layer of one lane is frozen in all lanes of a pass: else a lane would not equal its separate run.
+        like = trial.batch, job.base.anatomy.layers_below(_differing(job, trial, chosen))
+        room = 1 if _much(chosen) else lanes or LANES
+        if groups and like == last and len(groups[-1]) < room:
             groups[-1].append(trial)
         else:
             groups.append([trial])
+        last = like
     return groups
+
+
+def _differing(job: Job, trial: Trial, chosen: Selection) -> set[str]:
+    starts = [step.selection for step in parse_init(trial.init) if step.kind != "keep"]
+    return set(chosen.entries).union(*(select(job.base.anatomy, text, trial.seed).entries for text in starts))
+
+
+def _much(chosen: Selection) -> bool:
+    """Whether the bank holds dense gradients and copies of whole matrices for such a lane."""
+    matrices = [name for name, shape in chosen.shapes.items() if len(shape) > 1]
+    held = [chosen.entries[name] for name in matrices if name in chosen]
+    sizes = [index.size for index in held if index is not None]
+    return len(sizes) < len(held) or sum(sizes) > SCATTERED * sum(map(chosen.size, matrices))
 
 
 def run_pass(job: Job, trials: list[Trial], part: int, store: Store, watch: Watch, note: Note) -> list[Outcome]:
@@ -388,7 +423,8 @@ def run_pass(job: Job, trials: list[Trial], part: int, store: Store, watch: Watc
             _remark(trial, chosen, model, note)
     if not all(lane.trained for lane in lanes):
         raise UsageError(f"--select {trials[0].select} --head {trials[0].head}: nothing is left to train")
-    bank = Bank(model, lanes)
+    bank = Bank(model, lanes, trials[0].prefix_dropout)
+    job = job.with_prefix(bank)
     runners = [Runner(trial, bank, k) for k, trial in enumerate(trials)]
     fit(job, runners, part, store, watch)
     return [finish(job, model, runner) for runner in runners]
@@ -412,7 +448,7 @@ def finish(job: Job, model: Model, runner: Runner) -> Outcome:
         runner.flat.copy_(runner.best_values)
     sample = np.random.default_rng(0).permutation(len(job.train))[:TRAIN_SCORE_ROWS]
     part = job.dataset.train.take(sample.tolist())
-    rows = {"dev": (job.dev, job.dataset.dev), "train": (job.encoder(part.texts, part.pairs), part)}
+    rows = {"dev": (job.dev, job.dataset.dev), "train": (job.train.take(sample), part)}
     scores = {
         name: job.task.scores(job.outputs(runner.bank, runner.k, encoded), examples.labels)
         for name, (encoded, examples) in rows.items()

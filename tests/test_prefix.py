@@ -1,0 +1,135 @@
+"""The frozen prefix: computed once, reused in every epoch, and never another result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from bitfit import train, training
+from bitfit.bank import Bank, lane_to_train
+from bitfit.errors import Interrupted
+from bitfit.model import Model
+from bitfit.packed import Packed
+from bitfit.rows import by_length
+from bitfit.selection import select
+from test_packed import ARCHITECTURES, POOLS, STREAMS, assert_close, learn, rows, tiny_base
+
+FROZEN = {"none": 3, "bias@last1": 2, "b_m2@1 + b_q@2": 1, "bias": 0, "random(W_q@last2, 9)": 1}
+
+
+def bank_of(model_type, selection, pool, lanes=3, **options):
+    model = Model(tiny_base(model_type), 3, pool)
+    chosen = [select(model.anatomy, selection, 0) for _ in range(lanes)]
+    return Bank(model, [lane_to_train(model, c, seed=k, **options) for k, c in enumerate(chosen)], prefix_dropout=False)
+
+
+@pytest.mark.parametrize("streams", [None, STREAMS], ids=["still", "dropout"])
+@pytest.mark.parametrize("selection", FROZEN)
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_known_rows_give_the_outputs_and_gradients_of_unknown_ones(model_type, pool, selection, streams):
+    bank = bank_of(model_type, selection, pool)
+    assert bank.frozen == FROZEN[selection]
+    plain = {k: rows(k) for k in range(3)}
+    known = {k: bank.with_prefix(own, by_length(own, 2)) for k, own in plain.items()}
+    assert all((own.known is not None) == (bank.frozen > 0) for own in known.values())
+    without, by = bank.logits(plain, streams), bank.logits(known, streams)
+    expected, found = learn(bank, without), learn(bank, by)
+    for k in range(3):
+        assert_close(by[k], without[k])
+        assert_close(found[k], expected[k])
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_without_dropout_a_frozen_prefix_changes_nothing(pool):
+    bank = bank_of("bert", "bias@last1", pool)
+    for k, out in bank.logits({k: rows(k) for k in range(3)}).items():
+        assert_close(out, bank.stock_logits({k: rows(k)})[k])
+
+
+def test_only_the_frozen_layers_are_without_dropout():
+    bank = bank_of("bert", "bias@last1", "mean", lanes=1)
+    whole = Bank(bank.model, [lane_to_train(bank.model, select(bank.model.anatomy, "bias@last1"))])
+    outputs = [b.logits({0: rows(0)}, STREAMS)[0] for b in (bank, whole)]
+    still = bank.logits({0: rows(0)})[0]
+    assert not torch.equal(*outputs) and not torch.equal(outputs[0], still)
+    top = [Packed(bank.model)._sites(layer) for layer in (0, 2, 3)]
+    assert top == [1, 7, 10]  # sites above keep their numbers, and so their masks
+
+
+def test_taking_known_rows_takes_their_states():
+    for selection in ("none", "bias@last1"):
+        bank = bank_of("bert", selection, "mean", lanes=1)
+        known = bank.with_prefix(rows(2), by_length(rows(2), 3))
+        chosen = np.array([4, 0, 5])
+        assert_close(bank.logits({0: known.take(chosen)})[0], bank.logits({0: rows(2).take(chosen)})[0])
+
+
+def test_start_values_below_the_selection_leave_nothing_frozen_above_them():
+    assert bank_of("bert", "bias@last1", "cls", lanes=1, init="zero(b_q@1)").frozen == 1
+    assert bank_of("bert", "none", "cls", lanes=1, init="reinit(b_emb)").frozen == 0
+
+
+def test_a_trained_pooler_freezes_every_layer():
+    assert bank_of("bert", "b_pool", "cls", lanes=1).frozen == 3
+
+
+def deltas(csv_file, base, out=None, **options):
+    settings = {"select": "bias@last1", "lr": [1e-2, 1e-3], "epochs": 3, "batch": 5} | options
+    run = train(csv_file, base, out=out, **settings)
+    return [trial.delta for trial in run.trials], run
+
+
+def same(one, other):
+    return all(np.array_equal(a.tensors[n], b.tensors[n]) for a, b in zip(one, other, strict=True) for n in a.tensors)
+
+
+@pytest.mark.parametrize("select", ["none", "bias@last1"])
+def test_training_is_the_same_where_the_states_do_not_fit(base, csv_file, monkeypatch, select):
+    cached, _ = deltas(csv_file, base, select=select)
+    monkeypatch.setattr(training, "PREFIX_BYTES", 0)
+    uncached, _ = deltas(csv_file, base, select=select)
+    for one, other in zip(cached, uncached, strict=True):
+        for name, value in one.tensors.items():
+            np.testing.assert_allclose(value, other.tensors[name], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("select", ["none", "bias@last1"])
+def test_each_training_row_passes_the_frozen_layers_once(base, csv_file, monkeypatch, select):
+    seen = []
+    once = Packed._prefix
+    monkeypatch.setattr(Packed, "_prefix", lambda self, at, n: seen.append(len(at.lengths)) or once(self, at, n))
+    _, run = deltas(csv_file, base, select=select)
+    assert sum(seen) == len(run.dataset.train) + len(run.dataset.dev)
+
+
+def test_a_run_is_the_same_byte_for_byte_also_when_interrupted(base, csv_file, tmp_path):
+    paths = [tmp_path / f"{name}.safetensors" for name in "abc"]
+    for path in paths[:2]:
+        deltas(csv_file, base, path)
+
+    def stop(part, step, total, runners):
+        if step == 7:
+            raise Interrupted("enough")
+
+    with pytest.raises(Interrupted):
+        deltas(csv_file, base, paths[2], watch=stop)
+    deltas(csv_file, base, paths[2], resume=True)
+    assert paths[0].read_bytes() == paths[1].read_bytes() == paths[2].read_bytes()
+
+
+def test_prefix_dropout_restores_dropout_everywhere(base, csv_file):
+    first, again, other = (deltas(csv_file, base, prefix_dropout=on)[0] for on in (True, True, False))
+    assert same(first, again) and not same(first, other)
+    assert first[0].meta["trial"]["prefix_dropout"] is True
+
+
+def test_a_lane_with_another_prefix_gets_another_pass(base, csv_file):
+    job, trials = training.prepare(
+        csv_file, base, training.Plan(select="random(b_q, 2)", lr=1e-3, seed=list(range(8))), lambda _: None
+    )
+    anatomy = base.anatomy
+    for group in training.passes(job, trials, None):
+        depths = {anatomy.layers_below(select(anatomy, trial.select, trial.seed).entries) for trial in group}
+        assert len(depths) == 1
