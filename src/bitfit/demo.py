@@ -41,7 +41,7 @@ class Method:
 
 
 METHODS = (
-    Method("frozen + head", "none", 4e-3, 3),
+    Method("frozen", "none", 4e-3, 3),
     Method("BitFit", "bias", 1e-3, 3),
     Method("full", "all", 5e-5, 3),
 )
@@ -101,7 +101,7 @@ def _majority_row(dataset: Dataset) -> tuple[str, ...]:
     golds = list(dataset.train.labels)
     common = max(sorted(set(golds)), key=golds.count)
     scores = evaluate(dataset.kind, [common] * len(dataset.test), dataset.test.labels, len(dataset.labels))
-    return "majority class", *show.score_cells(scores["accuracy"]), "0", "0%", "-", "-"
+    return "majority", *show.score_cells(scores["accuracy"]), "0", "0%", "-", "-"
 
 
 def _train(method: Method, dataset: Dataset, base: Base, out: Path | None) -> tuple[Run, float]:
