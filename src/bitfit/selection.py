@@ -642,13 +642,6 @@ def check(text: str) -> None:
     _Parser(text).whole()
 
 
-def is_deterministic(text: str) -> bool:
-    """Whether a text names the same entries whatever the trial's seed."""
-    parser = _Parser(text)
-    parser.whole()
-    return None not in parser.seeds
-
-
 def parse_init(text: str) -> tuple[Init, ...]:
     """The start values that a text like `zero(b_q) + reinit(W_q)` asks for, in its order."""
     return _Parser(text).inits()
