@@ -169,14 +169,14 @@ class Bank:
 
     def prefix_bytes(self, rows: Rows) -> int:
         """How much memory the states of the frozen layers take; 0 if there is no such layer."""
-        each = len(rows) if self.frozen == self.model.anatomy.layers else len(rows.ids)
+        each = self.model.count(rows) if self.frozen == self.model.anatomy.layers else len(rows.ids)
         return each * self.model.base.width * 4 if self.frozen else 0
 
     def with_prefix(self, rows: Rows, batches: Iterable[Array]) -> Rows:
         """The rows with what the frozen layers make of them, computed once, in these batches."""
         if self._packed is None or not self.frozen:
             return rows
-        by_text = self.frozen == self.model.anatomy.layers
+        by_text = self.frozen == self.model.anatomy.layers and self.model.pool != "tokens"
         states = np.empty((len(rows) if by_text else len(rows.ids), self.model.base.width), np.float32)
         for chosen in batches:
             found = self._packed.prefix(rows.take(chosen), self.frozen).cpu().numpy()
