@@ -49,8 +49,8 @@ class _Given(nn.Module):
 class Model(nn.Module):
     """Encoder and head of one task. Its head has no values of its own: a lane of the bank brings them.
 
-    `pool` is what the head sees: each text's mean state ("mean"), what the architecture's own head takes ("cls"), or the
-    state of every token ("tokens"), for which there is one row of outputs per token, the texts end to end.
+    `pool` is what the head sees: each text's mean state ("mean"), what the architecture's own head takes ("cls"), or
+    the state of every token ("tokens"): then there is one row of outputs per token, the texts end to end.
     """
 
     def __init__(self, base: Base, outputs: int, pool: str = "auto") -> None:
@@ -79,11 +79,11 @@ class Model(nn.Module):
         hidden, mask = self.encoder(**batch).last_hidden_state, batch["attention_mask"]
         return self.whole(hidden[mask.bool()] if self.pool == "tokens" else _means(hidden, mask))  # type: ignore[no-any-return]
 
-    def places(self, rows: Rows, chosen: Array) -> Array:
+    def output_places(self, rows: Rows, chosen: Array) -> Array:
         """Where the outputs of the chosen rows lie among those of all: a place per text, or one per token."""
         return rows.tokens(chosen) if self.pool == "tokens" else chosen
 
-    def count(self, rows: Rows) -> int:
+    def output_count(self, rows: Rows) -> int:
         """How many rows of outputs there are for these token rows."""
         return len(rows.ids) if self.pool == "tokens" else len(rows)
 

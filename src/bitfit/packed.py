@@ -193,7 +193,7 @@ class Packed:
                 step = _Pass(self, Worn(self.model, lanes, stacks), layout, draws)
                 states = step.run(states, frozen, self.layers, [model.pool for model in models])
         assert states is not None
-        seen = _split(states, [model.count(own) for model, own in zip(models, rows, strict=True)])
+        seen = _split(states, [model.output_count(own) for model, own in zip(models, rows, strict=True)])
         heads = [{name: lane.tensors[name] for name in lane.tensors.keys() - self.inner} for lane in lanes]
         if streams is not None:  # a lane's dropout counts its own rows, so each head runs alone
             return [self._head(*each) for each in zip(models, heads, seen, streams, strict=True)]
