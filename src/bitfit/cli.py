@@ -158,17 +158,21 @@ def train(args: argparse.Namespace) -> None:
     plan = {entry.name: getattr(args, entry.name) for entry in fields(Plan) if hasattr(args, entry.name)}
     Plan(**plan)  # a wrong option must not cost the seconds that importing torch takes
     from . import show
+    from .training import sized, sweep
     from .training import train as fit
 
     target = args.out or default_out(args.source)
     began = time.monotonic()
+    several = len(plan.get("train_size", ())) > 1
     with show.training_bar(quiet=args.json) as watch:
-        run = fit(
-            args.source, args.base, out=target, resume=args.resume, watch=watch, say=show.note,
-            **plan, **_checkpoint_seconds(),
-        )  # fmt: skip
+        options = {"out": target, "resume": args.resume, "watch": watch, "say": show.note, **_checkpoint_seconds()}
+        run: Any = (sweep if several else fit)(args.source, args.base, **options, **plan)
     took = time.monotonic() - began
-    if args.json:
+    if several and args.json:
+        _print_json({"sizes": [train_json(one, sized(target, size), took) for size, one in run.items()]})
+    elif several:
+        show.sweep(run, target, took)
+    elif args.json:
         _print_json(train_json(run, target, took))
     else:
         show.run(run, target, took)
@@ -192,7 +196,7 @@ def train_json(run: Any, target: Path, took: float) -> dict[str, Any]:
     return {
         "delta": str(target),
         **{key: meta[key] for key in ("base", "task", "name", "select", "head")},
-        **{key: getattr(best.trial, key) for key in ("lr", "batch", "seed", "epochs")},
+        **{key: getattr(best.trial, key) for key in ("lr", "batch", "seed", "epochs", "train_size", "protocol")},
         "trained": meta["trained"],
         "metric": meta["metric"],
         "dev": values["dev"],

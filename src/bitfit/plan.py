@@ -77,7 +77,9 @@ class Plan:
     weight_decay: float = _option(0.0, "of the trained entries only", float)
     clip: float = _option(1.0, "largest gradient norm; 0: none", float)
     max_length: int | None = _option(None, "tokens per text (128)", int)
-    train_size: int | None = _option(None, "train on this many rows, drawn evenly by class", int)
+    train_size: Sequence[int] | int | None = _option(
+        None, "train on this many rows, drawn evenly by class; several, comma-separated, are a sweep", _list_of(int)
+    )
     data_seed: int = _option(0, "seed of what is drawn by --train-size and split off as dev", int)
     protocol: str = _option(
         "published", "holdout: 0.2 of train picks the checkpoint, dev is the test (what-to-freeze)", choices=PROTOCOLS
@@ -110,6 +112,8 @@ class Plan:
         self._convert(operator.index, "seed", "epochs", "evals_per_epoch", "batch", "max_length", "train_size")
         self._convert(operator.index, "data_seed", "lanes", "threads")
         self._convert(float, "lr", "weight_decay", "clip")
+        if self.train_size is not None and len(several(self.train_size)) == 1:
+            object.__setattr__(self, "train_size", several(self.train_size)[0])
         for name in ("epochs", "evals_per_epoch", "batch", "train_size", "lanes", "threads"):
             self._require(name, lambda n: n >= 1, "a whole number of at least 1")
         self._require("lr", lambda n: 0 < n < math.inf, "a number above 0")

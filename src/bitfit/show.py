@@ -81,6 +81,21 @@ def run(done: Any, target: Path, took: float) -> None:
     out.print(f'try: bitfit predict {shlex.quote(str(target))} "some text"{where}', soft_wrap=True)
 
 
+def sweep(runs: dict[int, Any], target: Path, took: float) -> None:
+    """What the runs of a size sweep came to."""
+    first = next(iter(runs.values())).best
+    metrics = [*dict.fromkeys([first.trial.metric, *first.scores["dev"]])][:2]
+    lines = [
+        (f"{size:,}", *(cell for name in metrics for cell in score_cells(run.best.scores["dev"][name])),
+         percent(run.best.gap[metrics[0]]))
+        for size, run in runs.items()
+    ]  # fmt: skip
+    heads = [head for name in metrics for head in (f"dev {name}", "95% interval")]
+    out.print(table(["rows", *heads, f"gap {metrics[0]}"], lines, left=0))
+    names = f"{clean(target.stem)}-ROWS{target.suffix}"
+    out.print(f"wrote {len(runs)} deltas ({names}) in {seconds(took)}")
+
+
 def _parts(scores: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """Which sets stand beside each other in a table: two at most, so that it fits."""
     shown = [name for name in scores if name != "train"]

@@ -336,6 +336,8 @@ def train(
         if name not in known:
             raise UsageError(f'train has no option "{name}".{suggest(name, known)}')
     asked = Plan(**plan)
+    if isinstance(asked.train_size, Sequence):
+        raise UsageError("train takes one train size; bitfit.sweep takes several")
     if out is not None:
         tensorfile.check_target(Path(out))
     notes: list[str] = []
@@ -365,6 +367,27 @@ def train(
     return Run(outcomes, best, _majority(job), job.dataset, tuple(notes))
 
 
+def sweep(
+    source: str | Path,
+    base: Base | str | None = None,
+    *,
+    train_size: Sequence[int],
+    out: str | Path | None = None,
+    **options: Any,
+) -> dict[int, Run]:
+    """A run per train size, the smallest first; the rows of each lie within those of the next."""
+    loaded = base if isinstance(base, Base) else load_base(base)
+    sizes = sorted(set(train_size))
+    targets = {size: None if out is None else sized(out, size) for size in sizes}
+    return {size: train(source, loaded, train_size=size, out=targets[size], **options) for size in sizes}
+
+
+def sized(out: str | Path, size: int) -> Path:
+    """Where the delta of one size of a sweep goes: NAME-SIZE.safetensors."""
+    path = Path(out)
+    return path.with_name(f"{path.stem}-{size}{path.suffix}")
+
+
 def prepare(source: str | Path | Dataset, base: Base | str | None, asked: Plan, note: Note) -> tuple[Job, list[Trial]]:
     """Read the data, load the base, encode: everything before the first step."""
     dataset, named = (source, None) if isinstance(source, Dataset) else _read(source, asked)
@@ -387,6 +410,7 @@ def prepare(source: str | Path | Dataset, base: Base | str | None, asked: Plan, 
 
 
 def _read(source: str | Path, asked: Plan) -> tuple[Dataset, NamedTask | None]:
+    assert not isinstance(asked.train_size, Sequence)
     return sources.load(
         source, folder=asked.data, task=asked.task, protocol=asked.protocol, train_size=asked.train_size,
         seed=asked.data_seed, text=asked.text, text_pair=asked.text_pair, label=asked.label,
