@@ -73,11 +73,12 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns hold the text, its pair and the label."""
+    """Which columns hold the text, its pair and the label, and whether a label may stand there by its number."""
 
     text: str
     text_pair: str | None = None
     label: str | None = None
+    numbered: bool = False
 
 
 @dataclass(frozen=True)
@@ -556,16 +557,13 @@ def _examples(table: _Table, kind: Kind, labels: Sequence[str], numbered: bool =
 
 
 def load_labelled(
-    path: StrPath, columns: Columns, kind: Kind, labels: Sequence[str] = (), numbered: bool = False
+    path: StrPath, columns: Columns, kind: Kind, labels: Sequence[str] = ()
 ) -> tuple[Examples, tuple[str, ...]]:
-    """The examples of a file whose columns, kind and labels are known, with notes.
-
-    `numbered`: a label may also be given by its place among the labels, as the files of named tasks do.
-    """
+    """The examples of a file whose columns, kind and labels are known, with notes."""
     _require_label(path, columns)
     find_columns(path, text=columns.text, text_pair=columns.text_pair, label=columns.label)
     table = _read(Path(path), columns)
-    return _examples(table, kind, labels, numbered), tuple(table.notes)
+    return _examples(table, kind, labels, columns.numbered), tuple(table.notes)
 
 
 def _require_label(path: StrPath, columns: Columns) -> None:
@@ -681,31 +679,26 @@ def load(
     files, notes = (path, []) if isinstance(path, Files) else find_files(path)
     files = replace(files, dev=Path(dev) if dev else files.dev, test=Path(test) if test else files.test)
     columns = find_columns(files.train, text=text, text_pair=text_pair, label=label)
+    columns = replace(columns, numbered=bool(labels))
     _require_label(files.train, columns)
     table = _read(files.train, columns)
     kind, reasons = (kind, []) if kind else _infer_kind(table)
-    numbered = bool(labels)
     labels = tuple(labels) or (_class_names(table) if kind == "classification" else ())
-    whole = _examples(table, kind, labels, numbered)
-
-    def read(file: Path | None) -> tuple[Examples | None, tuple[str, ...]]:
-        return _tested(file, columns, kind, labels, numbered)
-
+    whole = _examples(table, kind, labels, columns.numbered)
     if holdout is None:
-        train, held_out, how = _train_and_dev(whole, files, columns, kind, labels, seed, numbered)
-        tested, remarks = read(files.test)
+        train, held_out, how = _train_and_dev(whole, files, columns, kind, labels, seed)
         train, cut = _cut(train, kind, labels, train_size, seed)
+        how = (*how, *cut)
     else:
         taken, cut = _cut(whole, kind, labels, train_size, seed)
-        train, held_out, how = _hold_out(taken, files, kind, seed, holdout)
-        tested, remarks = read(files.dev or files.test)
-    more = {name: read(file) for name, file in files.more.items()}
+        train, held_out, said = _hold_out(taken, files, kind, seed, holdout)
+        files, how = replace(files, test=files.dev or files.test), (*cut, *said)
+    tested, remarks = _tested(files.test, columns, kind, labels)
+    more = {name: _tested(file, columns, kind, labels) for name, file in files.more.items()}
     notes += [
         _taken(columns),
         *reasons,
-        *(how if holdout is None else ()),
-        *cut,
-        *(() if holdout is None else how),
+        *how,
         _sizes(train, held_out, tested),
         *table.notes,
         *remarks,
@@ -753,10 +746,10 @@ def one_of(files: Mapping[str, list[Path]], names: Sequence[str]) -> Path | None
 
 
 def _train_and_dev(
-    whole: Examples, files: Files, columns: Columns, kind: Kind, labels: tuple[str, ...], seed: int, numbered: bool
+    whole: Examples, files: Files, columns: Columns, kind: Kind, labels: tuple[str, ...], seed: int
 ) -> tuple[Examples, Examples, tuple[str, ...]]:
     if files.dev is not None:
-        return whole, *load_labelled(files.dev, columns, kind, labels, numbered)
+        return whole, *load_labelled(files.dev, columns, kind, labels)
     train, dev, how = _split_off(whole, files.train, kind, seed)
     return train, dev, (f"No dev file, so {how}",)
 
@@ -782,13 +775,13 @@ def _hold_out(
 
 
 def _tested(
-    path: Path | None, columns: Columns, kind: Kind, labels: tuple[str, ...], numbered: bool
+    path: Path | None, columns: Columns, kind: Kind, labels: tuple[str, ...]
 ) -> tuple[Examples | None, tuple[str, ...]]:
     if path is None:
         return None, ()
     if all(_is_unlabelled(row, columns.label or "", labels) for row in rows(path)):
         return None, (f"{path.name} has no labels and is ignored.",)
-    return load_labelled(path, columns, kind, labels, numbered)
+    return load_labelled(path, columns, kind, labels)
 
 
 def _is_unlabelled(row: Row, label: str, labels: tuple[str, ...]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,9 @@ class Predictor:
         whose data is looked for in `folder` first.
         """
         path, named, taken = sources.split_file(source, split, folder)
-        columns = self.columns_in(path, True, **given)
-        numbered = named is not None or self.delta.meta.get("name") is not None
-        examples, notes = data.load_labelled(path, columns, self.task.kind, self.task.labels, numbered)
+        by_number = named is not None or self.delta.meta.get("name") is not None
+        columns = replace(self.columns_in(path, True, **given), numbered=by_number)
+        examples, notes = data.load_labelled(path, columns, self.task.kind, self.task.labels)
         took = f"{path}: the text is column {columns.text!r}, the label is column {columns.label!r}."
         scores = self.task.scores(self.outputs(examples.texts, examples.pairs), examples.labels)
         return len(examples), scores, (*taken, took, *notes)

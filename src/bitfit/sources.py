@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from . import data, named
-from .data import Columns, Dataset, Files, Kind, StrPath
+from .data import Dataset, Files, Kind, StrPath
 from .errors import DataError, UsageError, suggest
 from .named import NamedTask
 
@@ -124,12 +124,6 @@ def _columns(task: NamedTask, file: Path, given: Mapping[str, str | None]) -> di
             )
         found[role] = name
     return found
-
-
-def columns_of(task: NamedTask, file: Path) -> Columns:
-    """The columns of a file of a named task."""
-    found = _columns(task, file, {})
-    return Columns(str(found["text"]), found.get("text_pair"), found["label"])
 
 
 def split_file(source: StrPath, split: str | None, folder: StrPath | None) -> tuple[Path, NamedTask | None, list[str]]:
