@@ -73,12 +73,13 @@ def run(done: Any, target: Path, took: float) -> None:
         out.print(_score_table({name: best.scores[name] for name in parts}))
     gap = f"{percent(best.scores['train'][metric].value)} on train, {percent(best.scores['dev'][metric].value)} on dev"
     out.print(f"generalisation gap: {metric} {percent(best.gap[metric])} ({gap})")
-    out.print(f"always the majority: {metric} {percent(done.majority)} on dev")
+    out.print(f"{done.baseline_name}: {metric} {percent(done.majority)} on dev")
     share = f"{meta['trained'] / meta['total']:.3%}"
     out.print(f"trained {meta['trained']:,} of {meta['total']:,} parameters ({share}) in {seconds(took)}")
     out.print(f"wrote {clean(str(target))} ({size(target.stat().st_size)})")
     where = "" if meta["hub"] or meta["base"] == DEMO else " --base FOLDER"
-    out.print(f'try: bitfit predict {shlex.quote(str(target))} "some text"{where}', soft_wrap=True)
+    words = '"a question" "its context"' if meta["task"] == "answering" else '"some text"'
+    out.print(f"try: bitfit predict {shlex.quote(str(target))} {words}{where}", soft_wrap=True)
 
 
 def sweep(runs: dict[int, Any], target: Path, took: float) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from . import data, named
-from .data import Dataset, Files, Kind, StrPath
 from .errors import DataError, UsageError, suggest
+from .examples import Dataset, Files, Kind
+from .formats import StrPath
 from .named import NamedTask
 
 HOLDOUT_SHARE = 0.2
@@ -98,7 +99,7 @@ def load(
         kind = follows.kind
     share = HOLDOUT_SHARE if protocol == "holdout" else None
     labels = follows.labels if follows else ()
-    dataset = data.load(files, **found, kind=kind, labels=labels, train_size=train_size, seed=seed, holdout=share)
+    dataset = data.load(files, **found, task=kind, labels=labels, train_size=train_size, seed=seed, holdout=share)
     return replace(dataset, notes=(*notes, *dataset.notes)), follows
 
 
