@@ -201,6 +201,20 @@ def test_a_kind_is_taken_as_given(tmp_path):
     assert sources.load(tmp_path / "own.csv", task="regression")[0].kind == "regression"
 
 
+def test_a_named_task_is_of_its_own_kind(mini):
+    with pytest.raises(UsageError, match="--task regression: rte is a task of its own"):
+        sources.load("rte", folder=mini("rte"), task="regression")
+    assert sources.load("rte", folder=mini("rte"), task="classification")[1].name == "rte"
+
+
+def test_a_delta_refuses_a_named_task_of_another_kind(mini, base):
+    from bitfit import Predictor, train
+
+    delta = train("rte", base, data=str(mini("rte")), lr=1e-3, epochs=1, evals_per_epoch=1).best.delta
+    with pytest.raises(DataError, match="ud-pos is a task of tagging, and the delta is for classification"):
+        Predictor(delta, base).evaluate("ud-pos", folder=mini("ud-pos"))
+
+
 def test_an_unknown_name_suggests_the_right_one():
     with pytest.raises(DataError, match=r'no named task is called so. Did you mean "cola"'):
         sources.load("colla")

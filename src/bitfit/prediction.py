@@ -70,6 +70,8 @@ class Predictor:
         whose data is looked for in `folder` first.
         """
         path, named, taken = sources.split_file(source, split, folder)
+        if named is not None and named.kind != self.task.kind:
+            raise DataError(f"{named.name} is a task of {named.kind}, and the delta is for {self.task.kind}")
         by_number = named is not None or self.delta.meta.get("name") is not None
         columns = replace(self.columns_in(path, True, **given), numbered=by_number)
         examples, notes = data.load_labelled(path, columns, self.task.kind, self.task.labels)
