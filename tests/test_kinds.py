@@ -176,6 +176,14 @@ def test_a_conllu_file_says_what_the_jsonl_file_says(base, tagged, tmp_path):
     assert data.load(path, label="xpos").labels == ("ADJ2", "NOUN2", "X2")
 
 
+def test_a_folder_of_originals_is_read_by_their_names(tmp_path):
+    for part, count in (("train", 12), ("dev", 6), ("test", 4)):
+        (tmp_path / f"en_ewt-ud-{part}.conllu").write_text(conllu(sentences(count)))
+    dataset = data.load(tmp_path)
+    assert [len(dataset.train), len(dataset.dev), len(dataset.test)] == [12, 6, 4]
+    assert "en_ewt-ud-dev.conllu is taken as dev." in dataset.notes
+
+
 @pytest.mark.parametrize("form", ["lists", "columns"])
 def test_label_sets_may_be_lists_or_columns(several, tmp_path, form):
     expected = data.load(several, task="multilabel")
@@ -236,6 +244,22 @@ def test_a_word_counts_where_it_stands_furthest_from_an_edge(base):
 def test_a_word_the_tokenizer_drops_still_gets_a_tag(base):
     answer = predict(made(base, "tagging"), [["good", "\u200b \x07".strip(), "film"], []], base)
     assert len(answer[0]["tags"]) == 3 and answer[1]["tags"] == []
+
+
+def test_a_word_in_a_list_is_read_as_in_running_text():
+    from types import SimpleNamespace
+
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<pad>"])
+    backend.train_from_iterator([CONTEXT] * 20, trainer)
+    tokenizer = SimpleNamespace(backend_tokenizer=backend, pad_token_id=0, unk_token=None)
+    encoder = Encoder(SimpleNamespace(tokenizer=tokenizer, max_length=99, name="bpe"), 99)
+    encoded = encoder.encode("words", Examples([("film", "was", "long")], None))
+    assert encoded.rows.ids.tolist() == encoder([" film was long"]).ids.tolist()
 
 
 def test_an_answer_is_found_in_any_window_of_a_long_context(base):
@@ -435,13 +459,15 @@ def test_a_delta_of_one_kind_is_refused_as_another(base, kind, tagged, asked):
         Predictor(delta, base).evaluate(wrong)
 
 
-def test_questions_need_a_context_and_token_tasks_no_pool(base, tagged, csv_file):
+def test_questions_need_a_context_and_token_tasks_no_pool(base, tagged, asked, csv_file):
     with pytest.raises(UsageError, match="a question and its context"):
         predict(made(base, "answering"), ["is good"], base)
     with pytest.raises(UsageError, match="every token"):
         train(tagged, base, pool="mean", **QUICK)
     with pytest.raises(UsageError, match="--stride 3"):
         train(csv_file, base, stride=3, **QUICK)
+    with pytest.raises(UsageError, match="too short for a question"):
+        train(asked, base, max_length=4, **QUICK)
     with pytest.raises(UsageError, match="--stride 90"):
         train(tagged, base, stride=90, **QUICK)
     with pytest.raises(UsageError, match="Did you mean"):

@@ -12,8 +12,9 @@ SOURCE = ROOT / "src" / "bitfit"
 LAYERS = (
     *("errors", "anatomy", "selection", "tensorfile", "rows", "base", "delta", "model", "dropout"),
     *("sparse", "packed", "bank", "examples", "formats", "sentences", "questions", "labelsets", "encode", "data"),
+    *("named", "sources"),
     *("tasks.metrics", "tasks.sums", "tasks.task", "tasks.texts", "tasks.tagging", "tasks.answering", "tasks"),
-    *("stop", "checkpoint", "plan", "training", "prediction", "exporting", "audit"),
+    *("stop", "checkpoint", "plan", "training", "prediction", "glue", "exporting", "audit"),
     *("doctor", "report", "report.changemap", "show", "demo", "cli", "__main__"),
 )
 
