@@ -73,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     it = command(count, "count parameters by term, with encoder, embedding, pooler and head apart")
     it.add_argument("base", metavar="BASE", nargs="?", help="folder, hub id or config.json (the demo base)")
     it.add_argument("--select", default="bias", help="what trains (%(default)s)")
+    it.add_argument("--inject", default="none", help="biases added to layers that have none (%(default)s)")
     it.add_argument("--head", default="full", choices=HEADS, help="what of the head trains (%(default)s)")
     it.add_argument("--names", action="store_true", help="the papers' notation and the parameter names")
     _add_json(it)
@@ -258,7 +259,7 @@ def count(args: argparse.Namespace) -> None:
     from . import show
     from .audit import count as audit
 
-    found = audit(args.base, args.select, args.head)
+    found = audit(args.base, args.select, args.head, inject=args.inject)
     if args.json:
         extra = {"names": [list(row) for row in found.names()]} if args.names else {}
         _print_json({**found.json(), **extra})
@@ -282,6 +283,7 @@ def inspect(args: argparse.Namespace) -> None:
     if args.json:
         keys = ("base", "fingerprint", "select", "head", "task", "labels", "metrics")
         extra = {k: meta[k] for k in ("pool", "init", "columns", "max_length", "trial", "trained", "total", "versions")}
+        extra["inject"] = found.inject
         _print_json({**{k: meta[k] for k in keys}, "bytes": size, "change": found.change, **extra})
     else:
         from . import show

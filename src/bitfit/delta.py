@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ from .errors import DeltaError
 from .tensorfile import Array, Tensors
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from .base import Base
 
 FORMAT = 1
@@ -81,6 +80,8 @@ class Delta:
         for key, kind in SCHEMA.items():
             if not isinstance(meta.get(key), kind) or (kind is not bool and isinstance(meta[key], bool)):
                 raise DeltaError(f"{where}: its metadata has no usable {key!r}")
+        if not isinstance(meta.get("inject", ""), str):  # deltas made before injection do not have it
+            raise DeltaError(f"{where}: its metadata has no usable 'inject'")
         if not all(isinstance(label, str) for label in meta["labels"]):
             raise DeltaError(f"{where}: its labels are not all texts")
         if not 0 <= meta["trained"] <= meta["total"] < 1 << 63 or meta["total"] == 0:
@@ -116,6 +117,11 @@ class Delta:
         return tuple(self.meta["labels"])
 
     @property
+    def inject(self) -> str:
+        """Which biases the delta adds to layers that have none, in the selection language."""
+        return str(self.meta.get("inject", "none"))
+
+    @property
     def change(self) -> dict[str, list[float | None]]:
         """Mean absolute change per term and layer, terms in the papers' order."""
         table = self.meta["change"]
@@ -131,7 +137,8 @@ class Delta:
             )
         for name, (index, values) in self.entries.items():
             parameter = base.parameters.get(name)
-            _check_fit(name, index, values, None if parameter is None else tuple(parameter.shape))
+            shape = base.slots.get(name) if parameter is None else tuple(parameter.shape)
+            _check_fit(name, index, values, shape)
 
     def apply(self, base: Base) -> Callable[[], None]:
         """Write the encoder's part of the delta into the base; the answer undoes it, bit for bit."""
@@ -139,21 +146,20 @@ class Delta:
 
         self.check(base)
         base.worn.append(str(self.meta["select"]))
-        before: dict[nn.Parameter, Any] = {}
+        undos: list[Callable[[], Any]] = [base.worn.clear]
         with torch.no_grad():
             for name, (index, values) in self.entries.items():
-                parameter = base.parameters[name]
-                before[parameter] = parameter.detach().clone()
+                parameter = base.parameters.get(name)
+                if parameter is None:
+                    undos.append(put_entries(base, name, index, values))
+                    continue
+                undos.append(partial(parameter.copy_, parameter.detach().clone()))
                 write_entries(parameter, index, values)
 
         def undo() -> None:
-            if not before:
-                return
             with torch.no_grad():
-                for parameter, original in before.items():
-                    parameter.copy_(original)
-            before.clear()
-            base.worn.clear()
+                while undos:
+                    undos.pop()()
 
         return undo
 
@@ -167,6 +173,17 @@ def write_entries(target: Any, index: Array | None, values: Array) -> None:
         target.copy_(source)
     else:
         target.view(-1)[torch.from_numpy(np.array(index)).to(target.device)] = source
+
+
+def put_entries(base: Base, name: str, index: Array | None, values: Array) -> Callable[[], None]:
+    """Give a layer of the base an injected bias; the answer undoes it."""
+    import torch
+
+    from .injection import layer_of, put
+
+    bias = torch.zeros(base.slots[name], device=next(base.encoder.parameters()).device)
+    write_entries(bias, index, values)
+    return put(layer_of(base.encoder, name), bias)
 
 
 def _check_dtype(name: str, tensors: Tensors, where: str) -> None:

@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from .anatomy import SWITCHES
 from .bank import lane_of_delta
 from .base import Base
 from .delta import HEAD, Delta, write_entries
 from .errors import DeltaError, UsageError
+from .injection import layer_of
 from .model import Model
 from .tasks import Task
 from .tensorfile import check_target
 
 HEAD_FILE = "head.safetensors"
+INJECTED_FILE = "injected.safetensors"
+
+
+@dataclass(frozen=True)
+class Grown:
+    """How an exported model holds biases that its base has no place for."""
+
+    names: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()  # settings of the configuration that make place for some of them
+    outside: tuple[str, ...] = ()  # those without a place, in a file of their own
 
 
 def export(delta: Delta, base: Base, folder: str | Path) -> Path:
@@ -35,9 +51,9 @@ def export(delta: Delta, base: Base, folder: str | Path) -> Path:
     check_target(target / "README.md")
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        _save(delta, base, model, task, temporary)
+        grown = _save(delta, base, model, task, temporary)
         base.tokenizer.save_pretrained(temporary)
-        (temporary / "README.md").write_text(card(delta, model, task), encoding="utf-8")
+        (temporary / "README.md").write_text(card(delta, model, task, grown), encoding="utf-8")
         temporary.chmod(0o755)
         target.rmdir()
         temporary.rename(target)
@@ -48,19 +64,20 @@ def export(delta: Delta, base: Base, folder: str | Path) -> Path:
     return target
 
 
-def _save(delta: Delta, base: Base, model: Model, task: Task, folder: Path) -> None:
+def _save(delta: Delta, base: Base, model: Model, task: Task, folder: Path) -> Grown:
     whole = copy.deepcopy(base.encoder if model.pool == "mean" else model.whole)
     encoder = whole if model.pool == "mean" else whole.base_model
     assert isinstance(encoder, nn.Module)
-    parameters = dict(encoder.named_parameters())
+    grown, left = _make_places(whole, encoder, {n: base.slots[n] for n in delta.entries if n in base.slots})
+    parameters = {**dict(encoder.named_parameters()), **left}
     with torch.no_grad():
         for name, (index, values) in delta.entries.items():
             write_entries(parameters[name], index, values)
     head = {name.removeprefix(HEAD): torch.from_numpy(np.array(v)) for name, v in delta.head.items()}
     head = _on_label_scale(head, task)
+    if left:
+        save_file(left, folder / INJECTED_FILE)
     if model.pool == "mean":
-        from safetensors.torch import save_file
-
         save_file(head, folder / HEAD_FILE)
     else:
         for name, value in head.items():
@@ -68,6 +85,32 @@ def _save(delta: Delta, base: Base, model: Model, task: Task, folder: Path) -> N
             whole.get_submodule(owner)._parameters[attribute] = nn.Parameter(value)
         _name_labels(whole.config, task)
     whole.save_pretrained(folder)  # type: ignore[operator]
+    return grown
+
+
+def _make_places(whole: Any, encoder: nn.Module, biases: dict[str, tuple[int, ...]]) -> tuple[Grown, dict[str, Tensor]]:
+    """Give a model parameters for injected biases where its class can have them; the others are apart, all zeros."""
+    prefix = "" if encoder is whole else whole.base_model_prefix + "."
+    wanted = {prefix + name for name in biases}
+    switches = [name for name in SWITCHES if getattr(whole.config, name, None) is False]
+    switches = [name for name in switches if biases and wanted & _stock_shapes(whole, name).keys()]
+    own = dict(whole.named_parameters())
+    for name, shape in _stock_shapes(whole, *switches).items() if switches else ():
+        if name not in own:  # a setting makes place for more biases than were asked for: those stay zero
+            layer_of(whole, name).register_parameter("bias", nn.Parameter(torch.zeros(shape)))
+    for name in switches:
+        setattr(whole.config, name, True)
+    inside = dict(encoder.named_parameters())
+    left = {name: torch.zeros(shape) for name, shape in biases.items() if name not in inside}
+    return Grown(tuple(biases), tuple(switches), tuple(left)), left
+
+
+def _stock_shapes(whole: Any, *switches: str) -> dict[str, tuple[int, ...]]:
+    config = copy.deepcopy(whole.config)
+    for name in switches:
+        setattr(config, name, True)
+    with torch.device("meta"):
+        return {name: tuple(p.shape) for name, p in type(whole)(config).named_parameters()}
 
 
 def _on_label_scale(head: dict[str, Tensor], task: Task) -> dict[str, Tensor]:
@@ -91,7 +134,7 @@ def _name_labels(config: Any, task: Task) -> None:
         config.label2id = {label: number for number, label in enumerate(task.labels)}
 
 
-def card(delta: Delta, model: Model, task: Task) -> str:
+def card(delta: Delta, model: Model, task: Task, grown: Grown) -> str:
     """The model card: what it is, how it was made, how to use it."""
     meta = delta.meta
     main = meta["metrics"]["dev"][meta["metric"]]
@@ -103,27 +146,50 @@ def card(delta: Delta, model: Model, task: Task) -> str:
 Selection `{meta["select"]}`, head `{meta["head"]}`: {what} were trained; everything else is the base's own.
 Dev {meta["metric"]} {main["value"]:.4f} (95% interval {main["low"]:.4f} to {main["high"]:.4f}).
 Texts are cut at {meta["max_length"]} tokens.
-
+{_architecture(grown)}
 ## Use
 
 ```python
-{_usage(delta, model)}```
+{_usage(delta, model, grown)}```
 """
 
 
-def _usage(delta: Delta, model: Model) -> str:
+def _architecture(grown: Grown) -> str:
+    """What a reader must know of a model that is not quite of its base's architecture."""
+    if not grown.names:
+        return ""
+    said = [f"Layers that have no bias in the base have one here: {_by_layer(grown.names)}."]
+    if grown.switches:
+        settings = ", ".join(f"`{name}`" for name in grown.switches)
+        said.append(f"config.json sets {settings} to true, so that the stock classes load them.")
+    if grown.outside:
+        said.append(
+            f"The stock classes have no place for {_by_layer(grown.outside)}: these are in `{INJECTED_FILE}`, and the "
+            "lines below add them. Loaded without those lines, this is another model, and a worse one."
+        )
+    return "\n## What differs from the base's architecture\n\n" + "\n".join(said) + "\n"
+
+
+def _by_layer(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names))
+
+
+def _usage(delta: Delta, model: Model, grown: Grown) -> str:
+    encoder = "encoder" if model.pool == "mean" else "model.base_model"
+    add = _ADD.format(file=INJECTED_FILE, encoder=encoder) if grown.outside else ""
+    load = "from safetensors.torch import load_file\n" if grown.outside else ""
     texts = '["first text"], ["second text"]' if delta.meta["columns"].get("text_pair") else '["a text"]'
     encode = (
         f'tokenizer({texts}, padding=True, truncation=True, max_length={delta.meta["max_length"]}, return_tensors="pt")'
     )
     if model.pool != "mean":
         return f"""import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+{load}from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 folder = "."
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
-batch = {encode}
+{add}batch = {encode}
 with torch.no_grad():
     logits = model(**batch).logits
 """
@@ -134,13 +200,19 @@ from transformers import AutoModel, AutoTokenizer
 folder = "."
 tokenizer = AutoTokenizer.from_pretrained(folder)
 encoder = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-head = load_file(folder + "/{HEAD_FILE}")
+{add}head = load_file(folder + "/{HEAD_FILE}")
 batch = {encode}
 with torch.no_grad():
     hidden = encoder(**batch).last_hidden_state
     mask = batch["attention_mask"].unsqueeze(-1)
     mean = (hidden * mask).sum(1) / mask.sum(1)
     logits = mean @ head["classifier.weight"].T + head["classifier.bias"]
+"""
+
+
+_ADD = """for name, bias in load_file(folder + "/{file}").items():
+    layer = {encoder}.get_submodule(name.removesuffix(".bias"))
+    layer.register_forward_hook(lambda layer, inputs, output, bias=bias: output + bias)
 """
 
 

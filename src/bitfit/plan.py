@@ -26,6 +26,7 @@ class Trial:
     """One training, with everything that decides its outcome except the data and the base."""
 
     select: str
+    inject: str
     head: str
     init: str
     pool: str
@@ -59,6 +60,7 @@ class Plan:
     """What a user asks of `train`: several rates, batch sizes or seeds make a grid of trials."""
 
     select: str = _option("bias", "what trains: bias, b_q + b_m2, bias@last4, random(all, 0.1%), all, none, ...")
+    inject: str = _option("none", "biases, zero at first, for layers that have none: b_v, b_q + b_v, bias, ...")
     head: str = _option("full", "what of the head trains", choices=HEADS)
     init: str = _option("keep", "start values: keep, zero(SELECTION) or reinit(SELECTION)")
     pool: str = _option("auto", "what the head sees; auto: what the base declares", choices=("auto", "cls", "mean"))
@@ -88,10 +90,11 @@ class Plan:
             allowed, value = entry.metadata["choices"], getattr(self, entry.name)
             if allowed and value not in allowed:
                 raise UsageError(f'--{entry.name}: no "{value}".{suggest(str(value), allowed)}')
-        for name in ("select", "init"):
+        for name in ("select", "inject", "init"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"{name} takes a text in the selection language, such as 'bias - b_q'")
         check(self.select)
+        check(self.inject)
         parse_init(self.init)
         self._convert(operator.index, "seed", "epochs", "evals_per_epoch", "batch", "max_length", "train_size")
         self._convert(operator.index, "lanes", "threads")
