@@ -86,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
     it = command(export, "write a plain transformers folder with a model card, the delta merged in")
     _add_delta(it)
     it.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write")
+    it.add_argument("--fold", action="store_true", help="drop the biases that others can stand for; same predictions")
     _add_base(it)
 
     _add_json(command(doctor, "say what is installed and which bases are found"))
@@ -298,7 +299,7 @@ def export(args: argparse.Namespace) -> None:
     from .prediction import base_of
 
     found = Delta.load(args.delta)
-    folder = write(found, base_of(found, args.base), args.out)
+    folder = write(found, base_of(found, args.base), args.out, args.fold)
     show.out.print(f"wrote {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
 

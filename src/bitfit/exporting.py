@@ -22,6 +22,7 @@ from .bank import lane_of_delta
 from .base import Base
 from .delta import HEAD, Delta, write_entries
 from .errors import DeltaError, UsageError
+from .folding import fold as folded
 from .injection import layer_of
 from .model import Model
 from .tasks import Task
@@ -40,14 +41,19 @@ class Grown:
     outside: tuple[str, ...] = ()  # those without a place, in a file of their own
 
 
-def export(delta: Delta, base: Base, folder: str | Path) -> Path:
-    """Write the merged model, its tokenizer and a card; all or nothing, and the base stays as it was."""
+def export(delta: Delta, base: Base, folder: str | Path, fold: bool = False) -> Path:
+    """Write the merged model, its tokenizer and a card; all or nothing, and the base stays as it was.
+
+    With `fold` the biases that others can stand for are left as the base has them.
+    """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target}: already exists and is not empty; name another folder with --out")
     task = Task.of_delta(delta)
     model = Model(base, task.outputs, delta.meta["pool"])
     lane_of_delta(model, delta)  # the same checks as for wearing it
+    if fold:
+        delta = folded(delta, model)
     check_target(target / "README.md")
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
@@ -146,12 +152,19 @@ def card(delta: Delta, model: Model, task: Task, grown: Grown) -> str:
 Selection `{meta["select"]}`, head `{meta["head"]}`: {what} were trained; everything else is the base's own.
 Dev {meta["metric"]} {main["value"]:.4f} (95% interval {main["low"]:.4f} to {main["high"]:.4f}).
 Texts are cut at {meta["max_length"]} tokens.
-{_architecture(grown)}
+{_folded(delta)}{_architecture(grown)}
 ## Use
 
 ```python
 {_usage(delta, model, grown)}```
 """
+
+
+def _folded(delta: Delta) -> str:
+    if not delta.meta.get("folded"):
+        return ""
+    differ = sum(values.size for _, values in delta.entries.values())
+    return f"Biases that others can stand for are folded into those; {differ:,} numbers of the encoder are its own.\n"
 
 
 def _architecture(grown: Grown) -> str:

@@ -17,6 +17,7 @@ from .data import Columns
 from .delta import Delta
 from .encode import Encoder
 from .errors import DataError, ModelError, UsageError
+from .folding import serving_form
 from .model import Model
 from .rows import Rows, by_length
 from .tasks import Task
@@ -148,7 +149,7 @@ class MixedPredictor:
             dense = any(index is None and values.ndim > 1 for index, values in delta.entries.values())
             # -1 stands for the shared bank until it is known to be needed; it comes last.
             self._homes.append((len(alone), 0) if dense else (-1, len(shared)))
-            (alone if dense else shared).append((model, lane_of_delta(model, delta)))
+            (alone if dense else shared).append((model, lane_of_delta(model, serving_form(delta, model))))
         banks = [Bank(model, [lane]) for model, lane in alone]
         return [*banks, Bank([m for m, _ in shared], [lane for _, lane in shared])] if shared else banks
 
