@@ -36,6 +36,7 @@ from bitfit import Base, Delta, Model, data, demo
 from bitfit.bank import Bank, lane_of_delta, lane_to_train
 from bitfit.delta import FORMAT
 from bitfit.encode import Encoder
+from bitfit.folding import serving_form
 from bitfit.rows import Rows
 from bitfit.selection import select
 
@@ -329,9 +330,9 @@ def mixed(n: int) -> Iterator[Figure]:
         model = Model(mini(), 2, pool)
         deltas = [some_delta(mini(), model, seed) for seed in range(1024)]
         began = time.process_time()
-        many = Bank(model, [lane_of_delta(model, delta) for delta in deltas])
+        many = Bank(model, [lane_of_delta(model, serving_form(delta, model)) for delta in deltas])
         built = (time.process_time() - began) / 1.024
-        few = Bank(model, [lane_of_delta(model, delta) for delta in deltas[:32]])
+        few = Bank(model, [lane_of_delta(model, serving_form(delta, model)) for delta in deltas[:32]])
         peers, unmixed = peft_sides() if pool == "mean" else ({}, [])
         sides = {"single": Served(few, single=True), "32": Served(few), "32 of 1,024": Served(many)}
         found = times({**sides, **peers}, 2 * n)
