@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "bitfit"
 # From the bottom up: a module imports only what stands before it.
 LAYERS = (
-    *("errors", "anatomy", "selection", "tensorfile", "rows", "injection", "base", "delta", "model", "folding"),
-    *("dropout", "sparse", "packed", "bank", "encode", "data"),
+    *("errors", "anatomy", "selection", "tensorfile", "rows", "injection", "base", "delta", "sharing", "model"),
+    *("folding", "dropout", "sparse", "packed", "bank", "encode", "data"),
     *("tasks.metrics", "tasks", "stop", "checkpoint", "plan", "training", "prediction", "exporting", "audit"),
     *("doctor", "report", "report.changemap", "show", "demo", "cli", "__main__"),
 )
