@@ -115,6 +115,11 @@ def test_a_base_that_wears_a_delta_is_refused_until_it_is_undone(delta, base, cs
     assert predict(delta, TEXTS, base)
 
 
+def test_undoing_a_delta_of_the_head_alone_frees_the_base(base, csv_file):
+    train(csv_file, base, select="none", lr=1e-2, epochs=1).best.delta.apply(base)()
+    base.require_clean()
+
+
 def test_evaluating_a_folder_takes_its_test_file(delta, base, csv_file, tmp_path):
     lines = csv_file.read_text().splitlines()
     for name, count in (("train", 40), ("test", 21)):

@@ -28,6 +28,7 @@ from .model import Model, fresh
 from .packed import Packed, Wear
 from .rows import Known, Rows
 from .selection import Selection, parse_init, select
+from .sharing import sharing_rows
 from .sparse import Patch
 from .tensorfile import Array, Tensors
 
@@ -189,7 +190,8 @@ class Bank:
         for k, own in rows.items():
             stream = None if streams is None else streams[k]
             model = self.models[k]
-            with _training(model, streams is not None), self._dropout(stream), model.wearing(self._effective(k)):
+            worn, shared = model.wearing(self._effective(k)), sharing_rows(model.encoder, own.lengths)
+            with _training(model, streams is not None), self._dropout(stream), worn, shared:
                 out[k] = model(own)
         return out
 

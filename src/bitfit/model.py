@@ -16,7 +16,6 @@ from .base import Base, empty_model
 from .delta import HEAD
 from .injection import NONE, layer_of, put
 from .rows import Rows
-from .sharing import sharing_rows
 
 Place = tuple[nn.Module, str]
 
@@ -77,11 +76,10 @@ class Model(nn.Module):
     def forward(self, rows: Rows) -> Tensor:
         """The outputs of token rows, one row per text: the stock model on a padded batch."""
         batch = self._batch(rows)
-        with sharing_rows(self.encoder, rows.lengths):
-            if self.pool == "mean":
-                hidden = self.encoder(**batch).last_hidden_state
-                return self.whole(hidden, batch["attention_mask"])  # type: ignore[no-any-return]
-            return self.whole(**batch).logits  # type: ignore[no-any-return]
+        if self.pool == "mean":
+            hidden = self.encoder(**batch).last_hidden_state
+            return self.whole(hidden, batch["attention_mask"])  # type: ignore[no-any-return]
+        return self.whole(**batch).logits  # type: ignore[no-any-return]
 
     def classify(self, texts: Tensor) -> Tensor:
         """The head alone, on each text's mean hidden state, or on its first if the head is the architecture's own."""

@@ -57,7 +57,7 @@ class Places:
 @contextmanager
 def sharing_rows(encoder: Any, lengths: Array) -> Iterator[None]:
     """While it is on, the encoder computes a padded batch of texts of these lengths in shared rows, if that pays."""
-    places = Places.of(lengths) if _takes_pair_masks(encoder) else None
+    places = Places.of(lengths) if len(lengths) > 1 and _takes_pair_masks(encoder) else None
     if places is None or places.rows > WORTH * len(lengths):
         yield
         return
