@@ -259,3 +259,10 @@ def test_injection_runs_through_every_command(folders, csv_file, tmp_path, capsy
     assert json.loads(run("predict", out, "good film", "--base", folder, "--json"))["label"]
     assert "config.json" in run("export", out, "--base", folder, "--out", str(tmp_path / "model"))
     assert _run(["train", str(csv_file), "--base", folder, "--inject", "b_x"]) == 2
+    assert _run(["export", out, "--base", folder, "--out", str(tmp_path / "folded"), "--fold"]) == 2
+    assert "rotary" in capsys.readouterr().err and not (tmp_path / "folded").exists()
+
+
+def test_export_folds_on_request(folder, delta_file, tmp_path, capsys):
+    assert _run(["export", str(delta_file), "--base", folder, "--out", str(tmp_path / "m"), "--fold"]) == 0
+    assert "folded" in (tmp_path / "m" / "README.md").read_text()

@@ -302,3 +302,11 @@ def test_a_decoders_answer_does_not_depend_on_padding(tmp_path, architecture):
         together = bank.logits({0: Encoder(base)(texts)})[0]
         alone = torch.cat([bank.logits({0: Encoder(base)([text])})[0] for text in texts])
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_states_that_opt_projects_are_pooled_and_its_projections_take_biases(tmp_path):
+    base = load_base(make_folder(tmp_path / "m", "opt", word_embed_proj_dim=8))
+    bank = bank_of(base, "b_other", pool="mean")
+    assert bank.model.injected == ["decoder.project_out.bias", "decoder.project_in.bias"]
+    logits, gradients = learn(bank, base)
+    assert logits.shape == (6, 2) and all(gradients[name].abs().max() > 0 for name in bank.model.injected)
