@@ -266,3 +266,40 @@ def test_injection_runs_through_every_command(folders, csv_file, tmp_path, capsy
 def test_export_folds_on_request(folder, delta_file, tmp_path, capsys):
     assert _run(["export", str(delta_file), "--base", folder, "--out", str(tmp_path / "m"), "--fold"]) == 0
     assert "folded" in (tmp_path / "m" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("what", ["train", "predict", "inspect"])
+def test_an_output_never_replaces_its_input(what, delta_file, folder, csv_file, capsys):
+    before = csv_file.read_bytes(), delta_file.read_bytes()
+    words = {
+        "train": ["train", str(csv_file), "--base", folder, "--out", str(csv_file)],
+        "predict": ["predict", str(delta_file), "--base", folder, "--file", str(csv_file), "--out", str(csv_file)],
+        "inspect": ["inspect", str(delta_file), "--plot", str(delta_file)],
+    }
+    assert _run(words[what]) == 2 and "is the input" in capsys.readouterr().err
+    assert (csv_file.read_bytes(), delta_file.read_bytes()) == before
+
+
+@pytest.mark.parametrize("command", ["count", "train"])
+def test_code_that_a_base_brings_never_runs(command, folders, csv_file, tmp_path, monkeypatch, capsys):
+    remote = tmp_path / "remote"
+    remote.mkdir()
+    (remote / "evil.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    config = {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil"}}
+    (remote / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    words = {"count": ["count", "remote"], "train": ["train", str(csv_file), "--base", "remote"]}
+    assert _run(words[command]) == 4 and not (tmp_path / "ran").exists()
+
+
+def test_a_misspelt_folder_never_asks_the_hub(csv_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bases").mkdir()
+    assert _run(["train", str(csv_file), "--base", "bases/nosuch"]) == 4
+    assert "no such model folder" in capsys.readouterr().err
+
+
+def test_count_warns_of_an_empty_selection(folder, capsys):
+    assert _run(["count", folder, "--select", "b_q - b_q"]) == 0
+    assert "is empty on this base" in capsys.readouterr().err

@@ -26,7 +26,9 @@ def made(base, text="bias", pool="cls", seed=0):
     model = Model(base, 3, pool)
     bank = Bank(model, [lane_to_train(model, select(model.anatomy, text, seed), seed=seed)])
     bank.values.add_(torch.randn(bank.values.shape, generator=torch.Generator().manual_seed(seed)), alpha=0.2)
-    return model, Delta(bank.tensors(0), {"fingerprint": base.fingerprint, "format": 1, "pool": model.pool})
+    return model, Delta(
+        bank.tensors(0), {"fingerprint": base.fingerprint, "format": 1, "pool": model.pool, "max_length": 20}
+    )
 
 
 def outputs(model, delta):

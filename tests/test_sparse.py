@@ -128,7 +128,7 @@ def test_no_tensor_of_a_matrixs_shape_is_made(selections):
 def test_a_served_delta_of_entries_equals_its_lane():
     model = Model(tiny_base("bert"), 3, "cls")
     bank = bank_of(model)
-    meta = {"fingerprint": model.base.fingerprint, "format": 1}
+    meta = {"fingerprint": model.base.fingerprint, "format": 1, "max_length": 40}
     worn = Bank(model, [lane_of_delta(model, Delta(bank.tensors(k), meta)) for k in range(3)])
     batch = {k: rows(k) for k in range(3)}
     with torch.inference_mode():

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 HEAD = "head."
 INDEX, VALUE = ".index", ".value"
+POOLS = ("cls", "mean", "tokens")  # what a head may see
 
 # What the metadata must hold, so that a reader can rely on it without looking.
 SCHEMA: dict[str, type | tuple[type, ...]] = {
@@ -82,8 +83,9 @@ class Delta:
                 raise DeltaError(f"{where}: its metadata has no usable {key!r}")
         if not isinstance(meta.get("inject", ""), str):  # deltas made before injection do not have it
             raise DeltaError(f"{where}: its metadata has no usable 'inject'")
-        if not all(isinstance(label, str) for label in meta["labels"]):
-            raise DeltaError(f"{where}: its labels are not all texts")
+        _check_labels(meta["labels"], where)
+        if meta["pool"] not in POOLS or not 1 <= meta["max_length"] < 1 << 20:
+            raise DeltaError(f"{where}: no head sees {meta['pool']!r} of {meta['max_length']} tokens")
         if not 0 <= meta["trained"] <= meta["total"] < 1 << 63 or meta["total"] == 0:
             raise DeltaError(f"{where}: its parameter counts make no sense")
         _check_columns(meta["columns"], where)
@@ -135,6 +137,8 @@ class Delta:
                 f"the delta was trained on {self.meta['base']} ({self.meta['fingerprint'][:12]}), "
                 f"not on {base.name} ({base.fingerprint[:12]}); pass its own base with --base"
             )
+        if self.meta["max_length"] > base.max_length:
+            raise DeltaError(f"the delta reads {self.meta['max_length']} tokens, {base.name} takes {base.max_length}")
         for name, (index, values) in self.entries.items():
             parameter = base.parameters.get(name)
             shape = base.slots.get(name) if parameter is None else tuple(parameter.shape)
@@ -193,6 +197,17 @@ def _check_dtype(name: str, tensors: Tensors, where: str) -> None:
         raise DeltaError(f"{where}: {stem} must have both indices and values")
     if (tensors[name].dtype.kind == "i") != name.endswith(INDEX):
         raise DeltaError(f"{where}: {name} has the wrong number type")
+
+
+def _check_labels(labels: list[Any], where: str) -> None:
+    if not all(isinstance(label, str) and _is_text(label) for label in labels):
+        raise DeltaError(f"{where}: its labels are not all texts")
+    if len(set(labels)) < len(labels):
+        raise DeltaError(f"{where}: two of its labels are the same")
+
+
+def _is_text(label: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in label)
 
 
 def _check_columns(columns: dict[str, Any], where: str) -> None:

@@ -54,11 +54,12 @@ def export(delta: Delta, base: Base, folder: str | Path, fold: bool = False) -> 
     lane_of_delta(model, delta)  # the same checks as for wearing it
     if fold:
         delta = folded(delta, model)
+    made = not target.exists()
     check_target(target / "README.md")
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         grown = _save(delta, base, model, task, temporary)
-        base.tokenizer.save_pretrained(temporary)
+        _tokenizer(base).save_pretrained(temporary)
         (temporary / "README.md").write_text(card(delta, model, task, grown), encoding="utf-8")
         temporary.chmod(0o755)
         target.rmdir()
@@ -67,7 +68,18 @@ def export(delta: Delta, base: Base, folder: str | Path, fold: bool = False) -> 
         raise DeltaError(f"{target}: cannot be written ({error})") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        if made and target.is_dir() and not any(target.iterdir()):
+            target.rmdir()
     return target
+
+
+def _tokenizer(base: Base) -> Any:
+    # A generic tokenizer does not name the segment ids among its outputs, and a pair without them is another input.
+    tokenizer = copy.deepcopy(base.tokenizer)
+    if base.segments and "token_type_ids" not in tokenizer.model_input_names:
+        tokenizer.model_input_names = [*tokenizer.model_input_names, "token_type_ids"]
+        tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names  # saved only if it is an argument
+    return tokenizer
 
 
 def _save(delta: Delta, base: Base, model: Model, task: Task, folder: Path) -> Grown:
@@ -149,7 +161,7 @@ def card(delta: Delta, model: Model, task: Task, grown: Grown) -> str:
     return f"""# {_plain(meta["base"])} fine-tuned by bitfit
 
 {meta["task"].capitalize()} of {"text pairs" if meta["columns"].get("text_pair") else "texts"} into {labels}.
-Selection `{meta["select"]}`, head `{meta["head"]}`: {what} were trained; everything else is the base's own.
+Selection `{_plain(meta["select"])}`, head `{meta["head"]}`: {what} were trained; everything else is the base's own.
 Dev {meta["metric"]} {main["value"]:.4f} (95% interval {main["low"]:.4f} to {main["high"]:.4f}).
 Texts are cut at {meta["max_length"]} tokens.
 {_folded(delta)}{_architecture(grown)}
@@ -230,4 +242,4 @@ _ADD = """for name, bias in load_file(folder + "/{file}").items():
 
 
 def _plain(text: str) -> str:
-    return "".join(c if c.isalnum() or c in " .-_/" else "?" for c in text)
+    return "".join(c if c.isalnum() or c in " .,:*+&@%()-_/" else "?" for c in text)

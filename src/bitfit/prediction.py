@@ -16,7 +16,7 @@ from .base import DEMO, Base, load_base
 from .data import Columns
 from .delta import Delta
 from .encode import Encoder
-from .errors import DataError, ModelError, UsageError
+from .errors import DataError, DeltaError, ModelError, UsageError
 from .folding import serving_form
 from .model import Model
 from .rows import Rows, by_length
@@ -52,6 +52,8 @@ class Predictor:
         with torch.inference_mode():
             for chosen in by_length(rows, BATCH):
                 out[chosen] = self._bank.logits({0: rows.take(chosen)})[0].cpu().numpy()
+        if not np.isfinite(out).all():
+            raise DeltaError("the delta's values are so large that its answers are no numbers; train it anew")
         return out
 
     def answers(self, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
@@ -73,19 +75,28 @@ class Predictor:
 
     def columns_in(self, path: str | Path, labelled: bool = False, **given: str | None) -> Columns:
         """The file's columns: those given, else those of the training file if it has them, else found anew."""
-        if any(given.values()):
-            found = data.find_columns(path, **given)
-        else:
-            try:
-                wanted = self.columns
-                label = {"label": wanted.label} if labelled else {}
-                found = data.find_columns(path, text=wanted.text, text_pair=wanted.text_pair, **label)
-            except DataError:
-                found = data.find_columns(path)
+        wanted = {"text": self.columns.text, "text_pair": self.columns.text_pair}
+        wanted |= {"label": self.columns.label} if labelled else {}
+        named = {name: column for name, column in given.items() if column is not None}
+        try:
+            found = data.find_columns(path, **(wanted | named))
+        except DataError:
+            found = self._columns_as_far(path, wanted, named)
         if (found.text_pair is None) != (self.columns.text_pair is None):
             need = "two text columns" if self.columns.text_pair else "one text column"
             raise DataError(f"{path}: the delta was trained on {need}; this file has other columns")
         return found
+
+    def _columns_as_far(self, path: str | Path, wanted: dict[str, str | None], named: dict[str, str]) -> Columns:
+        """Not all columns of training are there: those that are, and the rest found anew."""
+        for name, column in wanted.items():
+            try:
+                data.find_columns(path, **{**named, name: column})
+            except DataError:
+                continue
+            if column is not None:
+                named.setdefault(name, column)
+        return data.find_columns(path, **named)
 
     def texts_in(self, path: str | Path, **given: str | None) -> Iterator[Text]:
         """The texts, or pairs, of a file as a stream."""
