@@ -185,7 +185,7 @@ def test_doctor_answers(capsys):
         (["train", "{csv}", "--base", "{folder}", "--out", "{csv}/x.safetensors"], 2, "cannot be written"),
         (["train", "{csv}", "--base", "{folder}", "--out", "."], 2, "it is a folder"),
         (["train", "{csv}", "--base", "{folder}", "--select", "b_emb@0"], 2, "selects nothing"),
-        (["inspect", "{tmp}"], 4, "no such file"),
+        (["inspect", "{tmp}"], 4, "it is a folder"),
         (["inspect", "{csv}"], 4, "not a usable bitfit file"),
         (["count", "{csv}"], 4, "not a model configuration"),
         (["count", "{folder}", "--select", "b_q@7"], 2, "layer"),

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from bitfit import Delta, Predictor, export, predict, train
-from bitfit.data import Columns
 from bitfit.errors import DataError, DeltaError, ModelError, UsageError
+from bitfit.examples import Columns
 from conftest import ARCHITECTURES, INJECT, reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
