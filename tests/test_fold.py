@@ -45,7 +45,7 @@ def terms(model, delta):
 
 
 @pytest.mark.parametrize("text", ["bias", "bias + gamma + random(all, 90)", "bias + W_m1 + W_v"])
-@pytest.mark.parametrize("pool", ["cls", "mean"])
+@pytest.mark.parametrize("pool", ["cls", "mean", "tokens"])
 @pytest.mark.parametrize("architecture", FOLDS)
 def test_a_folded_delta_predicts_the_same(bases, architecture, pool, text):
     model, delta = made(bases(architecture), text, pool)

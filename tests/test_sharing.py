@@ -30,7 +30,7 @@ def learn(base, pool, pair):
 
 
 @pytest.mark.parametrize("pair", [False, True])
-@pytest.mark.parametrize("pool", ["cls", "mean"])
+@pytest.mark.parametrize("pool", ["cls", "mean", "tokens"])
 @pytest.mark.parametrize("architecture", [*CAUSAL, *BOTH_WAYS])
 def test_shared_rows_equal_padded_ones(bases, architecture, pool, pair, monkeypatch):
     base, seen = bases(architecture), []
