@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .base import Base
     from .tasks import Task
 
+DROPOUTS = ("on", "off", "first-tenth")
 NARROW = 512  # up to this width the larger rates won on real tasks (LOG.md)
 
 
@@ -41,6 +42,7 @@ class Trial:
     train_size: int | None
     metric: str
     prefix_dropout: bool
+    dropout: str = "on"
 
 
 def _option(default: Any, text: str, read: Callable[[str], Any] = str, choices: Sequence[str] = ()) -> Any:
@@ -74,6 +76,7 @@ class Plan:
     train_size: int | None = _option(None, "train on this many rows, drawn evenly by class", int)
     metric: str | None = _option(None, "what picks the best checkpoint and trial (accuracy; spearman for numbers)")
     prefix_dropout: bool = _option(False, "dropout below the lowest trained layer too; slower", bool)
+    dropout: str = _option("on", "first-tenth: only in the first tenth of each epoch", choices=DROPOUTS)
     text: str | None = _option(None, "text column (found by itself)")
     text_pair: str | None = _option(None, "second text column")
     label: str | None = _option(None, "label column")

@@ -21,7 +21,7 @@ from . import __version__, data, tensorfile
 from .bank import Bank, change_map, lane_of_delta, lane_to_train
 from .base import Base, load_base
 from .checkpoint import Store
-from .data import Dataset, Examples
+from .data import Dataset
 from .delta import FORMAT, Delta
 from .encode import Encoder
 from .errors import Diverged, Interrupted, UsageError, suggest
@@ -60,7 +60,8 @@ class Job:
         """Each lane's loss on its own batch of this step, under its own dropout stream."""
         golds = self.dataset.train.labels
         chosen = {r.k: batch_rows(r.trial, step, len(self.train)) for r in runners}
-        streams = {r.k: stream(r.trial.seed, step) for r in runners}
+        dropping = drops_out(runners[0].trial, step, len(self.train))
+        streams = {r.k: stream(r.trial.seed, step) for r in runners} if dropping else None
         logits = runners[0].bank.logits({k: self.train.take(rows) for k, rows in chosen.items()}, streams)
         return [self.task.loss(logits[r.k], self.targets([golds[i] for i in chosen[r.k]])) for r in runners]
 
@@ -190,6 +191,12 @@ def batch_rows(trial: Trial, step: int, rows: int) -> Array:
     """Which training rows a trial sees at a step (from 1): its own seeded order, anew each epoch."""
     epoch, place = divmod(step - 1, steps_per_epoch(trial, rows))
     return _order(trial.seed, epoch, rows)[place * trial.batch : (place + 1) * trial.batch]
+
+
+def drops_out(trial: Trial, step: int, rows: int) -> bool:
+    """Whether dropout is on at a step; what-to-freeze had it only up to the first of ten evaluations of each epoch."""
+    steps = steps_per_epoch(trial, rows)
+    return trial.dropout == "on" or (trial.dropout == "first-tenth" and (step - 1) % steps < max(1, round(steps / 10)))
 
 
 @lru_cache(maxsize=32)
@@ -385,11 +392,11 @@ def prepare(source: str | Path | Dataset, base: Base | str | None, asked: Plan, 
 def passes(job: Job, trials: list[Trial], lanes: int | None) -> list[list[Trial]]:
     """Which trials train together: a function of the trials alone. Who trains much of the matrices trains alone."""
     groups: list[list[Trial]] = []
-    last: tuple[int, int] | None = None
+    last: tuple[object, ...] | None = None
     for trial in trials:
         chosen = select(job.base.anatomy, trial.select, trial.seed)
         # A frozen layer of one lane is frozen in all lanes of a pass: else a lane would not equal its separate run.
-        like = trial.batch, job.base.anatomy.layers_below(_differing(job, trial, chosen))
+        like = trial.batch, trial.dropout, job.base.anatomy.layers_below(_differing(job, trial, chosen))
         room = 1 if _much(chosen) else lanes or LANES
         if groups and like == last and len(groups[-1]) < room:
             groups[-1].append(trial)
@@ -494,13 +501,14 @@ def _best(job: Job, outcomes: list[Outcome]) -> Outcome:
         rates = ", ".join(f"{outcome.trial.lr:g}" for outcome in outcomes)
         raise Diverged(f"every trial diverged (rates {rates}): the loss was no number; try smaller --lr")
     best = max(done, key=lambda outcome: outcome.dev or 0.0)
-    if job.dataset.test is None:
+    return tested(job, best)
+
+
+def tested(job: Job, best: Outcome) -> Outcome:
+    """The outcome with its scores on the test part, where there is one."""
+    test = job.dataset.test
+    if best.delta is None or test is None:
         return best
-    return _tested(job, best, job.dataset.test)
-
-
-def _tested(job: Job, best: Outcome, test: Examples) -> Outcome:
-    assert best.delta is not None
     model = Model(job.base, job.task.outputs, best.trial.pool)
     bank = Bank(model, [lane_of_delta(model, best.delta)])
     scores = job.task.scores(job.outputs(bank, 0, job.encoder(test.texts, test.pairs)), test.labels)
