@@ -106,6 +106,8 @@ def _published(value: Any) -> Number | None:
 
 
 def _key(read: Reader, default: Any = MISSING) -> Any:
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata={"read": read})
     return field(default=default, metadata={"read": read})
 
 
@@ -203,7 +205,8 @@ class Part:
     quantity: str = _key(_one_of(QUANTITIES), "score")
     tasks: tuple[str, ...] = _key(_each(_text), ())
     sizes: str = _key(_one_of(("all", "smallest", "largest", "scarce")), "all")
-    margin: float = _key(_number, 1.0)  # points
+    margin: float = _key(_number, 1.0)  # points that matter
+    by: float = _key(_number, 0.0)  # for `greater`: by more than this
     terms: tuple[str, ...] = _key(_each(_text), ())
     with_: tuple[str, ...] = _key(_each(_text), ())  # for `same`: the pair the difference a - b is compared with
 
@@ -295,7 +298,7 @@ def _build(kind: type[T], table: Any, where: str) -> T:
     for key, entry in known.items():
         if key in table:
             values[entry.name] = _value(entry.metadata, table[key], f"{where}: {key}")
-        elif entry.default is MISSING:
+        elif entry.default is MISSING and entry.default_factory is MISSING:
             raise StudyError(f'{where}: the key "{key}" is missing')
     return kind(**values)
 
