@@ -87,6 +87,11 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write")
     _add_base(it)
 
+    it = command(study, "the papers' tables and figures as studies: list, show, run, report")
+    from .study.options import add_options
+
+    add_options(it)
+
     _add_json(command(doctor, "say what is installed and which bases are found"))
     return top
 
@@ -298,6 +303,15 @@ def export(args: argparse.Namespace) -> None:
     found = Delta.load(args.delta)
     folder = write(found, base_of(found, args.base), args.out)
     show.out.print(f"wrote {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+
+
+def study(args: argparse.Namespace) -> None:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's thread pool would cost more than the whole command
+    from .study.terminal import act
+
+    answer = act(args)
+    if answer is not None:
+        _print_json(answer)
 
 
 def doctor(args: argparse.Namespace) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -208,25 +208,17 @@ def work(method: Method, layers: float, tokens: float, dev_tokens: float, epochs
     return layers * (step * tokens * epochs + 2 * dev_tokens * epochs * evaluations)
 
 
-def estimate(study: Study, settings: Settings | None = None) -> tuple[int, float]:
+def estimate(study: Study) -> tuple[int, float]:
     """Trials and seconds on one slow core of the whole study as the paper did it, from sizes alone."""
-    settings = settings or Settings()
-    count, total = 0, 0.0
-    for base in study.protocol.bases:
-        for point in _all_points(study, settings, base):
-            train, dev, tokens = DATA.get(point.task, (5000, 1000, 40))
-            rows = min(point.size or train, settings.train_size or train)
-            scored = min(dev, settings.dev_size or dev)
-            epochs = settings.epochs or study.protocol.epochs
-            evaluations = settings.evals_per_epoch or study.protocol.evals_per_epoch
-            method = study.method(point.method)
-            total += work(method, LAYERS.get(base, 85e6), rows * tokens, scored * tokens, epochs, evaluations)
-            count += 1
+    protocol, count, total = study.protocol, 0, 0.0
+    for task, size in places(study, Settings()):
+        train, dev, tokens = DATA.get(task, (5000, 1000, 40))
+        rows = min(size or train, train)
+        for method in study.methods:
+            tried = len(method.rates_by_task.get(task, method.rates)) * len(protocol.batch)
+            every = protocol.search == "all"
+            trials = tried * study.rounds(task) if every else tried + study.rounds(task) - 1
+            for base in protocol.bases:
+                spent = LAYERS.get(base, 85e6), rows * tokens, dev * tokens, protocol.epochs, protocol.evals_per_epoch
+                count, total = count + trials, total + trials * work(method, *spent)
     return count, total / FLOPS
-
-
-def _all_points(study: Study, settings: Settings, base: str) -> Iterator[Point]:
-    first = search(study, settings, base, 768)
-    yield from first
-    # Which rate will win is not known yet: any of the cell costs the same.
-    yield from repeat(study, settings, dict.fromkeys(first, 0.0))

@@ -16,10 +16,10 @@ from ..anatomy import HEADS
 from ..errors import BitfitError, StudyError, suggest
 from ..plan import DROPOUTS
 from ..selection import check, parse_init
+from .options import SEARCHES
 
 FOLDER = Path(__file__).parents[1] / "studies"
 SPLITS = ("dev", "holdout", "test")
-SEARCHES = ("first-seed", "all")
 FIGURES = ("bars", "failed", "loss", "score", "sizes", "map", "change", "heat", "gap", "models", "spread")
 LAYOUTS = ("tasks", "rates", "sizes", "space", "best", "metrics", "test", "numbers")
 TESTS = ("greater", "equal", "not_worse", "nothing", "still", "most", "unrelated", "shrinks", "smaller_base", "same")
