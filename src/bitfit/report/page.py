@@ -130,8 +130,12 @@ th, td { padding: 6px 12px; text-align: right; vertical-align: top; border-botto
 tbody tr:last-child > * { border-bottom: 0; }
 thead th { background: var(--wash); font-weight: 600; white-space: nowrap; }
 th:first-child { text-align: left; white-space: nowrap; position: sticky; left: 0; background: var(--wash); font-weight: 600; }
-td.text { text-align: left; min-width: 15em; } td.text b { font-weight: 400; }
-td.holds b { color: #11663a; } td.fails b { color: #a3231c; } td.open b { color: #7a5a00; } td.missing { background: #fbfbfc; }
+td.text { text-align: left; } td.text b { font-weight: 400; }
+.claim { border: 1px solid var(--line); border-radius: 8px; padding: 8px 14px; margin: 8px 0; max-width: 860px; break-inside: avoid; }
+.claim p { margin: 0; max-width: none; } .claim ul { margin: 4px 0 2px; font-size: 0.9rem; } .claim small { display: block; }
+.verdict { border-radius: 999px; padding: 1px 10px; font-size: 0.82rem; font-weight: 600; white-space: nowrap; }
+.holds { color: #0f5a33; background: #dff3e7; } .fails { color: #8d1f19; background: #fbe3e1; } .open { color: #6b4f00; background: #fdf1cf; }
+td.missing { background: #fbfbfc; }
 td.silent { background: #fff6df; }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(320px, 100%), 1fr)); gap: 16px; margin: 8px 0; }
 figure { margin: 0; border: 1px solid var(--line); border-radius: 8px; padding: 10px; break-inside: avoid; }
@@ -143,7 +147,7 @@ figcaption { font-size: 0.85rem; font-weight: 600; margin-bottom: 4px; overflow-
 .legend { display: flex; flex-wrap: wrap; gap: 4px 14px; font-size: 0.82rem; margin: 4px 0; padding: 0; list-style: none; max-width: none; }
 .legend svg { width: 12px; height: 12px; vertical-align: -1px; margin-right: 5px; }
 @media (max-width: 600px) { main { padding: 16px 12px 40px; } h1 { font-size: 1.4rem; } th, td { padding: 5px 8px; }
-  th:first-child { white-space: normal; max-width: 34vw; } td.text { min-width: 11em; } }
+  th:first-child { white-space: normal; max-width: 34vw; } }
 @media print { body { font-size: 10pt; } main { max-width: none; padding: 0; } .scroll { overflow: visible; border: 0; }
   th:first-child { position: static; } h2, h3 { break-after: avoid; } tr { break-inside: avoid; } }
 """

@@ -22,6 +22,11 @@ METHOD_NOTE = (
     "tasks and bases only."
 )  # fmt: skip
 
+KEY = (
+    "Error bars and bands are 95% intervals of the mean over seeds; a diamond is the published value, a dashed line the "
+    "majority class (or 0). Axes do not start at 0. Thin curves are single rounds, the bold one is their median."
+)
+
 
 def write(study: Study, results: Results, folder: Path | None = None) -> tuple[Path, Path]:
     """Write the page and the Markdown of a study; where they are."""
@@ -38,9 +43,9 @@ def as_html(study: Study, bases: Sequence[Findings], verdicts: Sequence[Verdict]
     """The page."""
     body = [
         *_head(study, bases),
-        *([tag("h2", "Verdicts"), verdict_grid(verdicts).html(), tag("p", METHOD_NOTE, class_="small")] if verdicts else []),
+        *([tag("h2", "Verdicts"), *map(_card, verdicts), tag("p", METHOD_NOTE, class_="small")] if verdicts else []),
         *_section("Tables", [grid.html() for grid in tables(study, bases)] + _wins(study, bases)),
-        *_section("Figures", [_figure(f.name, f.caption, drawing) for f, drawing in figures(study, bases)]),
+        *_section("Figures", [tag("p", KEY, class_="small")] + [_figure(f.name, f.caption, drawing) for f, drawing in figures(study, bases)]),
         *_section("Generalisation, cost, parameters", [
             part(findings).html() for findings in bases if findings.done for part in (gaps, costs, audit)
         ]),
@@ -77,20 +82,33 @@ def state(findings: Findings) -> str:
     return said + (f", {lost} diverged" if lost else "") + ("." if done == wanted else "; the rest is missing below.")
 
 
+def _card(verdict: Verdict) -> Html:
+    kind = {HOLDS: "holds", FAILS: "fails"}.get(verdict.verdict, "open")
+    head = tag("p", tag("b", verdict.claim.id), " ", verdict.claim.text, " ", tag("span", verdict.verdict, class_=f"verdict {kind}"))
+    several = len(verdict.comparisons) > 1
+    lines = [
+        tag("li", part.says, ": ", tag("b", part.shown), f", p {_p(part.p)}", f" – {part.verdict}" if several else "",
+            tag("small", f"{part.test}; {part.places}"))
+        for part in verdict.comparisons
+    ]  # fmt: skip
+    return tag("section", head, tag("ul", *lines), class_="claim")
+
+
+def _p(value: float | None) -> str:
+    return "–" if value is None else "< 0.001" if value < 0.001 else f"= {value:.3f}"
+
+
 def verdict_grid(verdicts: Sequence[Verdict]) -> Grid:
     """Every claim with its comparisons and what follows."""
     rows: list[list[Cell | str]] = []
     for verdict in verdicts:
         for n, part in enumerate(verdict.comparisons):
-            kind = {HOLDS: "holds", FAILS: "fails"}.get(verdict.verdict, "open")
-            p = "–" if part.p is None else f"{part.p:.3f}" if part.p >= 0.001 else "< 0.001"
+            p = _p(part.p).removeprefix("= ")
             rows.append([
-                verdict.claim.id if n == 0 else "",
-                Cell(verdict.claim.text if n == 0 else "", part.says, "text"),
-                Cell(verdict.verdict if n == 0 else "", part.verdict if len(verdict.comparisons) > 1 else "", kind),
-                Cell(part.shown, "", "text"), p, Cell("", f"{part.test}; {part.places}", "text"),
+                verdict.claim.id if n == 0 else "", verdict.claim.text if n == 0 else "", part.says,
+                verdict.verdict if n == 0 else "", part.shown, p, f"{part.test}; {part.places}",
             ])  # fmt: skip
-    head = ["", "claim and comparison", "verdict", "mean difference (95% interval)", "p", "test, bases, tasks"]
+    head = ["", "claim", "comparison", "verdict", "mean difference (95% interval)", "p", "test, bases, tasks"]
     return Grid("Claims", head, rows)
 
 
@@ -143,7 +161,7 @@ def _reproduce(study: Study, bases: Sequence[Findings]) -> list[Html]:
         versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
         base = manifest["base"]
         parts += [
-            tag("p", tag("code", shlex.join(manifest["command"]))),
+            *(tag("p", tag("code", shlex.join(command))) for command in manifest["commands"]),
             tag("p", f"{base['name']} ({base['fingerprint']}, {base['layers']} layers, {base['width']} wide, "
                      f"{base['parameters']:,} parameters); {versions}; {manifest['threads']} threads; seeds "
                      f"{', '.join(map(str, seeds))}.", class_="small"),
@@ -162,5 +180,5 @@ def as_markdown(study: Study, bases: Sequence[Findings], verdicts: Sequence[Verd
         changed = findings.manifest["differences"]
         parts.append(f"### What differs from the protocol on {plain(findings.base)}\n")
         parts.append("".join(f"- {plain(text)}\n" for text in changed) or "Nothing.\n")
-        parts.append(f"Reproduce: `{shlex.join(findings.manifest['command']).replace('`', '')}`\n")
+        parts += [f"Reproduce: `{shlex.join(command).replace('`', '')}`\n" for command in findings.manifest["commands"]]
     return "\n".join(part for part in parts if part)

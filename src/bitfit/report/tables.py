@@ -79,9 +79,9 @@ def _by_task(table: Table, findings: Findings) -> Grid:
 
 
 def _unlisted(table: Table, findings: Findings) -> list[tuple[str, float | None]]:
-    """Methods, or in a table by rates methods and rates, that were run and are not in the paper's table."""
+    """Methods that were run and stand in no table of the paper, or in a table by rates, rates that it does not have."""
     if table.layout != "rates":
-        listed = {row.method for row in table.rows}
+        listed = {row.method for other in findings.study.tables for row in other.rows}
         return [(method, None) for method in findings.methods if method not in listed]
     printed = [(row.method, row.rate) for row in table.rows if row.rate]
     ran = dict.fromkeys((point.method, point.lr) for point in findings.results)

@@ -28,12 +28,19 @@ class Settings:
     evals_per_epoch: int | None = None
     search: str | None = None
 
+    def frame(self) -> dict[str, Any]:
+        """What decides how each cell is trained, as opposed to which cells there are."""
+        apart = {"tasks", "methods", "seeds", "lr", "batch", "search"}
+        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in apart}
+
     def words(self) -> list[str]:
         """The settings as options of the command line."""
         shown = []
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if value is not None:
+            if entry.name == "methods":
+                shown += [word for name in value or () for word in ("--method", name)]
+            elif value is not None:
                 text = ",".join(map(_plain, value)) if isinstance(value, tuple) else _plain(value)
                 shown += [f"--{entry.name.replace('_', '-')}", text]
         return shown
@@ -161,8 +168,6 @@ def differences(study: Study, settings: Settings, base: str) -> list[str]:
     for name, ours, theirs in pairs:
         if ours is not None and ours != theirs:
             changed.append(f"{name.capitalize()}: {_several(ours)} instead of {_several(theirs)}.")
-    if settings.methods is not None:
-        changed.append(f"Only these methods: {', '.join(settings.methods)}.")
     if settings.train_size is not None:
         changed.append(f"At most {settings.train_size:,} training rows.")
     if settings.dev_size is not None:

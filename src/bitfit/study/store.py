@@ -101,8 +101,9 @@ class Results:
                 empty.rmdir()
 
     def write_manifest(self, study: str, base: str, manifest: Mapping[str, Any]) -> None:
-        """Say which trials are a study's on a base, and how it was run."""
-        _dump(self.folder / study / f"{slug(base)}.json", manifest)
+        """Say which trials are a study's on a base, and how it was run; other cells of a like run stay in it."""
+        path = self.folder / study / f"{slug(base)}.json"
+        _dump(path, joined(_load(path), manifest) if path.is_file() else manifest)
 
     def manifests(self, study: str) -> list[dict[str, Any]]:
         """What was run of a study, one entry per base."""
@@ -124,6 +125,25 @@ class Results:
             except OSError as error:
                 raise UsageError(f"{study} is being run in {self.folder} by another process; wait for it") from error
             yield
+
+
+def joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A manifest with the cells of an earlier one that it does not touch, if both were run alike on the same base."""
+    if old.get("frame") != new["frame"] or old.get("base") != new["base"]:
+        return new
+    touched = {point_of(table).cell for table in new["points"]}
+    kept = [table for table in old["points"] if point_of(table).cell not in touched]
+    if not kept:
+        return new
+    more = [command for command in old["commands"] if command not in new["commands"]]
+    changed = dict.fromkeys([*old["differences"], *new["differences"]])
+    return {
+        **new,
+        "points": [*kept, *new["points"]],
+        "audit": {**old["audit"], **new["audit"]},
+        "commands": [*more, *new["commands"]],
+        "differences": list(changed),
+    }
 
 
 def point_of(table: Mapping[str, Any]) -> Point:
