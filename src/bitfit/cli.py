@@ -46,8 +46,9 @@ def parser() -> argparse.ArgumentParser:
 
     it = command(train, "train a delta on a labelled file; several rates, batch sizes or seeds are trials")
     it.add_argument(
-        "source", metavar="DATA", help="CSV, TSV, JSONL or Parquet file (.gz too), or a folder with train/dev/test"
-    )
+        "source", metavar="DATA",
+        help="CSV, TSV, JSONL or Parquet file (.gz too), a folder with train/dev/test, or a named task (bitfit tasks)",
+    )  # fmt: skip
     _add_base(it)
     _add_plan(it)
     it.add_argument("--out", type=Path, help="the delta file (DATA's name.safetensors, in this folder)")
@@ -59,13 +60,18 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("texts", metavar="TEXT", nargs="*", help="texts; for a delta of pairs two each")
     it.add_argument("--file", type=Path, help="a data file: the columns of training, or found anew")
     it.add_argument("--out", type=Path, help="write a CSV instead of printing")
+    it.add_argument("--glue", type=Path, metavar="DIR", help="write the GLUE server's files of the task's test sets")
+    it.add_argument("--task", help="with --glue: the named task, where the delta does not know it")
+    _add_data(it)
     _add_columns(it, "text", "text_pair")
     _add_base(it)
     _add_json(it)
 
     it = command(evaluate, "score a delta on a labelled file: every metric with its 95%% interval")
     _add_delta(it)
-    it.add_argument("source", metavar="DATA", type=Path, help="a labelled file, or a folder with a test file")
+    it.add_argument("source", metavar="DATA", help="a labelled file, a folder with a test file, or a named task")
+    it.add_argument("--split", help="which file of a folder (test) or split of a named task (dev)")
+    _add_data(it)
     _add_columns(it, "text", "text_pair", "label")
     _add_base(it)
     _add_json(it)
@@ -92,12 +98,20 @@ def parser() -> argparse.ArgumentParser:
 
     add_options(it)
 
-    _add_json(command(doctor, "say what is installed and which bases are found"))
+    it = command(tasks, "list the named tasks and where their data was found")
+    _add_data(it)
+    _add_json(it)
+
+    _add_json(command(doctor, "say what is installed and which bases and data are found"))
     return top
 
 
 def _add_base(it: argparse.ArgumentParser) -> None:
     it.add_argument("--base", help="folder or hub id of the frozen base (the demo wheel's all-MiniLM-L6-v2)")
+
+
+def _add_data(it: argparse.ArgumentParser) -> None:
+    it.add_argument("--data", metavar="DIR", help="folder of the named tasks' data ($BITFIT_DATA)")
 
 
 def _add_delta(it: argparse.ArgumentParser) -> None:
@@ -182,13 +196,15 @@ def train_json(run: Any, target: Path, took: float) -> dict[str, Any]:
     ]
     return {
         "delta": str(target),
-        **{key: meta[key] for key in ("base", "task", "select", "head")},
+        **{key: meta[key] for key in ("base", "task", "name", "select", "head")},
         **{key: getattr(best.trial, key) for key in ("lr", "batch", "seed", "epochs")},
         "trained": meta["trained"],
         "metric": meta["metric"],
         "dev": values["dev"],
         "test": values.get("test"),
+        "more": {name: values[name] for name in values if name not in ("dev", "test", "train")},
         "train": values["train"],
+        "gap": best.gap,
         "majority": run.majority,
         "trials": trials,
         "seconds": took,
@@ -197,6 +213,9 @@ def train_json(run: Any, target: Path, took: float) -> dict[str, Any]:
 
 
 def predict(args: argparse.Namespace) -> None:
+    if args.glue is not None:
+        submit(args)
+        return
     if bool(args.texts) == (args.file is not None):
         raise UsageError("predict takes texts or --file FILE, one of the two")
     from .prediction import Predictor
@@ -210,6 +229,23 @@ def predict(args: argparse.Namespace) -> None:
         return
     for answer in answers:
         print(json.dumps(answer, ensure_ascii=False) if args.json else _line(answer), flush=True)
+
+
+def submit(args: argparse.Namespace) -> None:
+    """`predict --glue`: the prediction files of the GLUE server."""
+    if args.texts or args.out is not None:
+        raise UsageError("--glue DIR writes files of whole test sets: it takes no texts and no --out")
+    from . import glue, show
+    from .prediction import Predictor
+
+    predictor = Predictor(args.delta, args.base)
+    written = glue.submit(predictor, args.glue, task=args.task, file=args.file, folder=args.data)
+    if args.json:
+        _print_json([{"file": str(path), "rows": rows, "expected": wanted} for path, rows, wanted in written])
+        return
+    for path, rows, wanted in written:
+        doubt = "" if rows == wanted else f"; the server wants {wanted:,}"
+        show.out.print(f"wrote {path} ({rows:,} rows{doubt})", soft_wrap=True)
 
 
 def _line(answer: dict[str, Any]) -> str:
@@ -248,7 +284,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from .prediction import Predictor
 
     given = _columns(args, "text", "text_pair", "label")
-    rows, scores, notes = Predictor(args.delta, args.base).evaluate(args.source, **given)
+    rows, scores, notes = Predictor(args.delta, args.base).evaluate(args.source, args.split, args.data, **given)
     for text in notes:
         show.note(text)
     if args.json:
@@ -312,6 +348,18 @@ def study(args: argparse.Namespace) -> None:
     answer = act(args)
     if answer is not None:
         _print_json(answer)
+
+
+def tasks(args: argparse.Namespace) -> None:
+    from .sources import listing
+
+    found = listing(args.data)
+    if args.json:
+        _print_json(found)
+        return
+    from . import show
+
+    show.tasks(found)
 
 
 def doctor(args: argparse.Namespace) -> None:

@@ -14,9 +14,9 @@ import random
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import chain, islice
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 
 from bitfit.errors import DataError, suggest
 
-Kind = Literal["classification", "regression"]
+Kind = Literal["classification", "regression", "multilabel", "tagging", "answering"]
 StrPath = str | os.PathLike[str]
 
 DEV_SHARE, DEV_MOST = 0.1, 2000
@@ -87,6 +87,7 @@ class Files:
     train: Path
     dev: Path | None = None
     test: Path | None = None
+    more: Mapping[str, Path] = field(default_factory=dict)  # further sets to score, by name
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class Dataset:
     labels: tuple[str, ...]
     columns: Columns
     notes: tuple[str, ...]
+    more: Mapping[str, Examples] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------- files -> rows
@@ -537,34 +539,44 @@ def _class_names(table: _Table) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _examples(table: _Table, kind: Kind, labels: Sequence[str]) -> Examples:
+def _examples(table: _Table, kind: Kind, labels: Sequence[str], numbered: bool = False) -> Examples:
     raw = zip(table.lines, table.labels, strict=True)
     if kind == "regression":
         return Examples(table.texts, table.pairs, [_finite(table.path, *item) for item in raw], table.lines)
-    index = {name: i for i, name in enumerate(labels)}
+    # The files of a named task give its labels by name or by number.
+    index = {str(i): i for i in range(len(labels)) if numbered} | {name: i for i, name in enumerate(labels)}
     ids = [index.get(_class_name(label), -1) for _, label in raw]
     if -1 in ids:
         place = ids.index(-1)
         name = _class_name(table.labels[place])
-        what = f'label "{name}" is not in the training data.{suggest(name, labels)}'
+        where = "no label of the task" if numbered else "not in the training data"
+        what = f'label "{name}" is {where}.{suggest(name, labels)}'
         raise _fault(table.path, table.lines[place], what)
     return Examples(table.texts, table.pairs, ids, table.lines)
 
 
 def load_labelled(
-    path: StrPath, columns: Columns, kind: Kind, labels: Sequence[str] = ()
+    path: StrPath, columns: Columns, kind: Kind, labels: Sequence[str] = (), numbered: bool = False
 ) -> tuple[Examples, tuple[str, ...]]:
-    """The examples of a file whose columns, kind and labels are known from training, with notes."""
+    """The examples of a file whose columns, kind and labels are known, with notes.
+
+    `numbered`: a label may also be given by its place among the labels, as the files of named tasks do.
+    """
     _require_label(path, columns)
     find_columns(path, text=columns.text, text_pair=columns.text_pair, label=columns.label)
     table = _read(Path(path), columns)
-    return _examples(table, kind, labels), tuple(table.notes)
+    return _examples(table, kind, labels, numbered), tuple(table.notes)
 
 
 def _require_label(path: StrPath, columns: Columns) -> None:
     if columns.label is None:
-        names = ", ".join(dict.fromkeys(chain(*(row.values for row in islice(rows(path), SAMPLE_ROWS)))))
+        names = ", ".join(column_names(path))
         raise DataError(f"{path}: cannot tell which column is the label; pass --label with one of: {names}.")
+
+
+def column_names(path: StrPath) -> list[str]:
+    """The columns of a file's first rows, in order."""
+    return list(dict.fromkeys(chain(*(row.values for row in islice(rows(path), SAMPLE_ROWS)))))
 
 
 # ---------------------------------------------------------------- splits and subsets
@@ -586,8 +598,8 @@ def _agrees(examples: Examples, group: list[int]) -> bool:
     return len(group) == 1 or len({examples.labels[i] for i in group}) == 1
 
 
-def split(examples: Examples, kind: Kind, seed: int) -> tuple[list[int], list[int]]:
-    """Indices of train and dev: 10% (at most about 2,000) of every class, equal texts on one side.
+def split(examples: Examples, kind: Kind, seed: int, share: float | None = None) -> tuple[list[int], list[int]]:
+    """Indices of train and dev: this share (10%, at most about 2,000) of every class, equal texts on one side.
 
     A text with conflicting labels stays in train, so that every class keeps an example there and dev is clean.
     """
@@ -596,7 +608,7 @@ def split(examples: Examples, kind: Kind, seed: int) -> tuple[list[int], list[in
     for group in _duplicates(examples):
         if _agrees(examples, group):
             groups[strata[group[0]]].append(group)
-    share = min(DEV_SHARE, DEV_MOST / max(1, len(examples)))
+    share = share or min(DEV_SHARE, DEV_MOST / max(1, len(examples)))
     rng = random.Random(f"split {seed}")
     sizes = sorted(Counter(strata).items())
     dev = set(chain.from_iterable(_dev_part(groups[stratum], size, share, rng) for stratum, size in sizes))
@@ -648,39 +660,60 @@ def _interleaved(sizes: list[int]) -> Iterator[int]:
 
 
 def load(
-    path: StrPath,
+    path: StrPath | Files,
     *,
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
+    kind: Kind | None = None,
+    labels: Sequence[str] = (),
     dev: StrPath | None = None,
     test: StrPath | None = None,
     train_size: int | None = None,
     seed: int = 0,
+    holdout: float | None = None,
 ) -> Dataset:
-    """A labelled file, or a folder with train, dev and test files, as what training needs."""
-    files, notes = find_files(path)
+    """A labelled file, or a folder with train, dev and test files, as what training needs.
+
+    `labels` are those of a named task, which files may also give by number. `holdout` is the share of the training
+    rows to hold out as dev; the dev file is then the test.
+    """
+    files, notes = (path, []) if isinstance(path, Files) else find_files(path)
     files = replace(files, dev=Path(dev) if dev else files.dev, test=Path(test) if test else files.test)
     columns = find_columns(files.train, text=text, text_pair=text_pair, label=label)
     _require_label(files.train, columns)
     table = _read(files.train, columns)
-    kind, reasons = _infer_kind(table)
-    labels = _class_names(table) if kind == "classification" else ()
-    whole = _examples(table, kind, labels)
-    train, held_out, how = _train_and_dev(whole, files, columns, kind, labels, seed)
-    tested, remarks = _tested(files.test, columns, kind, labels)
-    train, cut = _cut(train, kind, labels, train_size, seed)
+    kind, reasons = (kind, []) if kind else _infer_kind(table)
+    numbered = bool(labels)
+    labels = tuple(labels) or (_class_names(table) if kind == "classification" else ())
+    whole = _examples(table, kind, labels, numbered)
+
+    def read(file: Path | None) -> tuple[Examples | None, tuple[str, ...]]:
+        return _tested(file, columns, kind, labels, numbered)
+
+    if holdout is None:
+        train, held_out, how = _train_and_dev(whole, files, columns, kind, labels, seed, numbered)
+        tested, remarks = read(files.test)
+        train, cut = _cut(train, kind, labels, train_size, seed)
+    else:
+        taken, cut = _cut(whole, kind, labels, train_size, seed)
+        train, held_out, how = _hold_out(taken, files, kind, seed, holdout)
+        tested, remarks = read(files.dev or files.test)
+    more = {name: read(file) for name, file in files.more.items()}
     notes += [
         _taken(columns),
         *reasons,
-        *how,
+        *(how if holdout is None else ()),
         *cut,
+        *(() if holdout is None else how),
         _sizes(train, held_out, tested),
         *table.notes,
         *remarks,
+        *chain.from_iterable(said for _, said in more.values()),
         *_doubts(whole, labels),
     ]
-    return Dataset(train, held_out, tested, kind, labels, columns, tuple(notes))
+    further = {name: examples for name, (examples, _) in more.items() if examples is not None}
+    return Dataset(train, held_out, tested, kind, labels, columns, tuple(notes), further)
 
 
 def find_files(path: StrPath) -> tuple[Files, list[str]]:
@@ -688,47 +721,74 @@ def find_files(path: StrPath) -> tuple[Files, list[str]]:
     path = Path(path)
     if not path.is_dir():
         return Files(_existing(path)), []
-    by_stem: defaultdict[str, list[Path]] = defaultdict(list)
-    for file in sorted(path.iterdir()):
-        if _extension(file) in READERS:
-            by_stem[_plain_name(file).stem].append(file)
-    found = {role: _one_of(by_stem, names) for role, names in ROLES.items()}
+    found = {role: one_of(by_stem(path), names) for role, names in ROLES.items()}
     train = found["train"]
     if train is None:
         held = ", ".join(sorted(file.name for file in path.iterdir())) or "nothing"
         raise DataError(f"{path} has no train file ({', '.join(READERS)}, each also with .gz); it holds: {held}.")
-    renamed = [(role, file) for role, file in found.items() if file and _plain_name(file).stem != role]
+    renamed = [(role, file) for role, file in found.items() if file and stem(file) != role]
     return Files(train, found["dev"], found["test"]), [f"{file.name} is taken as {role}." for role, file in renamed]
 
 
-def _one_of(by_stem: dict[str, list[Path]], names: tuple[str, ...]) -> Path | None:
-    found = next((by_stem[name] for name in names if name in by_stem), [])
+def stem(file: Path) -> str:
+    """A file's name in small letters without extensions."""
+    return _plain_name(file).stem
+
+
+def by_stem(folder: Path) -> dict[str, list[Path]]:
+    """The readable files of a folder, by stem."""
+    found: defaultdict[str, list[Path]] = defaultdict(list)
+    for file in sorted(folder.iterdir()):
+        if _extension(file) in READERS:
+            found[stem(file)].append(file)
+    return found
+
+
+def one_of(files: Mapping[str, list[Path]], names: Sequence[str]) -> Path | None:
+    """The file with the first of these stems that is there."""
+    found = next((files[name] for name in names if name in files), [])
     if len(found) > 1:
         raise DataError(f"{found[0]} and {found[1].name} stand for the same part of the data; remove one of them.")
     return found[0] if found else None
 
 
 def _train_and_dev(
-    whole: Examples, files: Files, columns: Columns, kind: Kind, labels: tuple[str, ...], seed: int
+    whole: Examples, files: Files, columns: Columns, kind: Kind, labels: tuple[str, ...], seed: int, numbered: bool
 ) -> tuple[Examples, Examples, tuple[str, ...]]:
     if files.dev is not None:
-        return whole, *load_labelled(files.dev, columns, kind, labels)
-    train, dev = split(whole, kind, seed)
+        return whole, *load_labelled(files.dev, columns, kind, labels, numbered)
+    train, dev, how = _split_off(whole, files.train, kind, seed)
+    return train, dev, (f"No dev file, so {how}",)
+
+
+def _split_off(
+    whole: Examples, path: Path, kind: Kind, seed: int, share: float | None = None
+) -> tuple[Examples, Examples, str]:
+    train, dev = split(whole, kind, seed, share)
     if not dev:
-        raise DataError(f"{files.train} has too few different rows to split off a dev set; add rows or a dev file.")
+        raise DataError(f"{path} has too few different rows to split off a dev set; add rows or a dev file.")
     how = "of every class " if kind == "classification" else ""
-    note = f"No dev file, so {len(dev) / len(whole):.0%} {how}is split off (seed {seed}), equal texts together."
-    return whole.take(train), whole.take(dev), (note,)
+    note = f"{len(dev) / len(whole):.0%} {how}is split off (seed {seed}), equal texts together."
+    return whole.take(train), whole.take(dev), note
+
+
+def _hold_out(
+    taken: Examples, files: Files, kind: Kind, seed: int, share: float
+) -> tuple[Examples, Examples, tuple[str, ...]]:
+    train, dev, how = _split_off(taken, files.train, kind, seed, share)
+    held = files.dev or files.test
+    test = "there is no file to test on" if held is None else f"{held.name} is the test"
+    return train, dev, (f"To pick the best checkpoint {how}", f"By the holdout protocol {test}.")
 
 
 def _tested(
-    path: Path | None, columns: Columns, kind: Kind, labels: tuple[str, ...]
+    path: Path | None, columns: Columns, kind: Kind, labels: tuple[str, ...], numbered: bool
 ) -> tuple[Examples | None, tuple[str, ...]]:
     if path is None:
         return None, ()
     if all(_is_unlabelled(row, columns.label or "", labels) for row in rows(path)):
         return None, (f"{path.name} has no labels and is ignored.",)
-    return load_labelled(path, columns, kind, labels)
+    return load_labelled(path, columns, kind, labels, numbered)
 
 
 def _is_unlabelled(row: Row, label: str, labels: tuple[str, ...]) -> bool:

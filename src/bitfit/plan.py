@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .tasks import Task
 
 DROPOUTS = ("on", "off", "first-tenth")
+PROTOCOLS = ("published", "holdout")
+EVALUATIONS = {"published": 2, "holdout": 10}
 NARROW = 512  # up to this width the larger rates won on real tasks (LOG.md)
 
 
@@ -40,6 +42,8 @@ class Trial:
     clip: float
     max_length: int
     train_size: int | None
+    data_seed: int
+    protocol: str
     metric: str
     prefix_dropout: bool
     dropout: str = "on"
@@ -68,12 +72,20 @@ class Plan:
     batch: Sequence[int] | int = _option(8, "batch sizes, comma-separated", _list_of(int))
     seed: Sequence[int] | int = _option(0, "seeds, comma-separated", _list_of(int))
     epochs: int = _option(5, "passes over the training rows", int)
-    evals_per_epoch: int = _option(2, "evaluations per epoch; the best checkpoint is kept", int)
+    evals_per_epoch: int | None = _option(
+        None, "evaluations per epoch; the best checkpoint is kept (2; 10 with --protocol holdout)", int
+    )
     schedule: str = _option("constant", "linear: warm-up, then down to 0", choices=("constant", "linear"))
     weight_decay: float = _option(0.0, "of the trained entries only", float)
     clip: float = _option(1.0, "largest gradient norm; 0: none", float)
     max_length: int | None = _option(None, "tokens per text (128)", int)
     train_size: int | None = _option(None, "train on this many rows, drawn evenly by class", int)
+    data_seed: int = _option(0, "seed of what is drawn by --train-size and split off as dev", int)
+    protocol: str = _option(
+        "published", "holdout: 0.2 of train picks the checkpoint, dev is the test (what-to-freeze)", choices=PROTOCOLS
+    )
+    data: str | None = _option(None, "folder of the named tasks' data: DATA/TASK/SPLIT.jsonl[.gz] ($BITFIT_DATA)")
+    task: str | None = _option(None, "kind of task, or a named task whose columns, labels and metric hold (found)")
     metric: str | None = _option(None, "what picks the best checkpoint and trial (accuracy; spearman for numbers)")
     prefix_dropout: bool = _option(False, "dropout below the lowest trained layer too; slower", bool)
     dropout: str = _option("on", "first-tenth: only in the first tenth of each epoch", choices=DROPOUTS)
@@ -94,15 +106,18 @@ class Plan:
         for name in ("select", "init"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"{name} takes a text in the selection language, such as 'bias - b_q'")
+        if self.evals_per_epoch is None:
+            object.__setattr__(self, "evals_per_epoch", EVALUATIONS[self.protocol])
         check(self.select)
         parse_init(self.init)
         self._convert(operator.index, "seed", "epochs", "evals_per_epoch", "batch", "max_length", "train_size")
-        self._convert(operator.index, "lanes", "threads")
+        self._convert(operator.index, "data_seed", "lanes", "threads")
         self._convert(float, "lr", "weight_decay", "clip")
         for name in ("epochs", "evals_per_epoch", "batch", "train_size", "lanes", "threads"):
             self._require(name, lambda n: n >= 1, "a whole number of at least 1")
         self._require("lr", lambda n: 0 < n < math.inf, "a number above 0")
-        self._require("seed", lambda n: 0 <= n < 1 << 32, "a whole number from 0")
+        for name in ("seed", "data_seed"):
+            self._require(name, lambda n: 0 <= n < 1 << 32, "a whole number from 0")
         self._require("weight_decay", lambda n: 0 <= n < math.inf, "a number of at least 0")
         self._require("clip", lambda n: 0 <= n < math.inf, "a number of at least 0")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import data
+from . import data, sources
 from .bank import Bank, Lane, lane_of_delta
 from .base import DEMO, Base, load_base
 from .data import Columns
@@ -59,16 +59,21 @@ class Predictor:
         while chunk := list(islice(source, CHUNK)):
             yield from self.task.answers(self.outputs(*_split(chunk, self.columns.text_pair is not None)))
 
-    def evaluate(self, path: str | Path, **given: str | None) -> tuple[int, dict[str, Score], tuple[str, ...]]:
-        """Rows, every metric with its interval, and what was noticed, on a labelled file or a folder's test file."""
-        if Path(path).is_dir():
-            files, _ = data.find_files(path)
-            path = files.test or files.dev or files.train
+    def evaluate(
+        self, source: str | Path, split: str | None = None, folder: str | Path | None = None, **given: str | None
+    ) -> tuple[int, dict[str, Score], tuple[str, ...]]:
+        """Rows, every metric with its interval, and what was noticed.
+
+        The source is a labelled file, a folder (its test file, or the split), or a named task (dev, or the split),
+        whose data is looked for in `folder` first.
+        """
+        path, named, taken = sources.split_file(source, split, folder)
         columns = self.columns_in(path, True, **given)
-        examples, notes = data.load_labelled(path, columns, self.task.kind, self.task.labels)
+        numbered = named is not None or self.delta.meta.get("name") is not None
+        examples, notes = data.load_labelled(path, columns, self.task.kind, self.task.labels, numbered)
         took = f"{path}: the text is column {columns.text!r}, the label is column {columns.label!r}."
         scores = self.task.scores(self.outputs(examples.texts, examples.pairs), examples.labels)
-        return len(examples), scores, (took, *notes)
+        return len(examples), scores, (*taken, took, *notes)
 
     def columns_in(self, path: str | Path, labelled: bool = False, **given: str | None) -> Columns:
         """The file's columns: those given, else those of the training file if it has them, else found anew."""

@@ -17,7 +17,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from . import __version__, data, tensorfile
+from . import __version__, sources, tensorfile
 from .bank import Bank, change_map, lane_of_delta, lane_to_train
 from .base import Base, load_base
 from .checkpoint import Store
@@ -26,6 +26,7 @@ from .delta import FORMAT, Delta
 from .encode import Encoder
 from .errors import Diverged, Interrupted, UsageError, suggest
 from .model import Model
+from .named import NamedTask
 from .plan import Plan, Trial
 from .rows import Rows, by_length
 from .selection import Selection, parse_init, select
@@ -55,6 +56,7 @@ class Job:
     dev: Rows
     stop: Stop
     device: torch.device
+    named: NamedTask | None = None
 
     def losses(self, runners: list[Runner], step: int) -> list[Tensor]:
         """Each lane's loss on its own batch of this step, under its own dropout stream."""
@@ -299,6 +301,11 @@ class Outcome:
         """The dev score by the trial's metric, of its best checkpoint."""
         return self.scores["dev"][self.trial.metric].value if self.delta is not None else None
 
+    @property
+    def gap(self) -> dict[str, float]:
+        """The generalisation gap: by how much train scores above dev, by every metric."""
+        return {name: self.scores["train"][name].value - dev.value for name, dev in self.scores["dev"].items()}
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -367,26 +374,30 @@ def train(
 
 def prepare(source: str | Path | Dataset, base: Base | str | None, asked: Plan, note: Note) -> tuple[Job, list[Trial]]:
     """Read the data, load the base, encode: everything before the first step."""
-    if isinstance(source, Dataset):
-        dataset = source
-    else:
-        dataset = data.load(
-            source, text=asked.text, text_pair=asked.text_pair, label=asked.label, train_size=asked.train_size
-        )
+    dataset, named = (source, None) if isinstance(source, Dataset) else _read(source, asked)
     for text in dataset.notes:
         note(text)
-    task = Task.of(dataset.kind, dataset.labels, asked.metric).fitted(dataset.train.labels)
+    metric = asked.metric or (named.metric if named else None)
+    task = Task.of(dataset.kind, dataset.labels, metric).fitted(dataset.train.labels)
     device = pick_device(asked.device)
     loaded = (base if isinstance(base, Base) else load_base(base)).to(device)
     loaded.require_clean()
-    encoder = Encoder(loaded, asked.max_length)
+    usual = min(named.max_length, loaded.max_length) if named and named.max_length else None
+    encoder = Encoder(loaded, asked.max_length or usual)
     train_rows, dev_rows = (encoder(part.texts, part.pairs) for part in (dataset.train, dataset.dev))
     if train_rows.cut > 0.02 * len(train_rows):
         share = f"{train_rows.cut / len(train_rows):.0%}"
         note(f"{share} of the training texts are cut at {encoder.max_length} tokens; --max-length reads more.")
-    job = Job(loaded, task, dataset, encoder, train_rows, dev_rows, Stop(), device)
+    job = Job(loaded, task, dataset, encoder, train_rows, dev_rows, Stop(), device, named)
     pool = Model(loaded, task.outputs, asked.pool).pool
     return job, asked.trials(loaded, task, encoder.max_length, pool)
+
+
+def _read(source: str | Path, asked: Plan) -> tuple[Dataset, NamedTask | None]:
+    return sources.load(
+        source, folder=asked.data, task=asked.task, protocol=asked.protocol, train_size=asked.train_size,
+        seed=asked.data_seed, text=asked.text, text_pair=asked.text_pair, label=asked.label,
+    )  # fmt: skip
 
 
 def passes(job: Job, trials: list[Trial], lanes: int | None) -> list[list[Trial]]:
@@ -479,6 +490,7 @@ def describe(job: Job, model: Model, runner: Runner, tensors: Tensors, scores: A
         "init": trial.init,
         "pool": trial.pool,
         "task": job.task.kind,
+        "name": job.named.name if job.named else None,
         "labels": list(job.task.labels),
         "center": job.task.center,
         "spread": job.task.spread,
@@ -505,16 +517,22 @@ def _best(job: Job, outcomes: list[Outcome]) -> Outcome:
 
 
 def tested(job: Job, best: Outcome) -> Outcome:
-    """The outcome with its scores on the test part, where there is one."""
-    test = job.dataset.test
-    if best.delta is None or test is None:
+    """The outcome with its scores on the test part and on what other parts there are."""
+    if best.delta is None:
+        return best
+    tests = {} if job.dataset.test is None else {"test": job.dataset.test}
+    tests |= job.dataset.more
+    if not tests:
         return best
     model = Model(job.base, job.task.outputs, best.trial.pool)
     bank = Bank(model, [lane_of_delta(model, best.delta)])
-    scores = job.task.scores(job.outputs(bank, 0, job.encoder(test.texts, test.pairs)), test.labels)
-    metrics = {**best.delta.meta["metrics"], "test": {m: asdict(s) for m, s in scores.items()}}
-    delta = Delta(best.delta.tensors, {**best.delta.meta, "metrics": metrics})
-    return replace(best, scores={**best.scores, "test": scores}, delta=delta)
+    scores = {
+        name: job.task.scores(job.outputs(bank, 0, job.encoder(test.texts, test.pairs)), test.labels)
+        for name, test in tests.items()
+    }
+    found = {name: {m: asdict(s) for m, s in table.items()} for name, table in scores.items()}
+    delta = Delta(best.delta.tensors, {**best.delta.meta, "metrics": {**best.delta.meta["metrics"], **found}})
+    return replace(best, scores={**best.scores, **scores}, delta=delta)
 
 
 def _majority(job: Job) -> float:

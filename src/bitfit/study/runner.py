@@ -22,7 +22,8 @@ from ..plan import Plan, Trial
 from ..selection import parse_init, select
 from ..tasks.metrics import majority
 from ..training import Job, Outcome, Watch, passes, prepare, run_pass, tested
-from . import grid, sources
+from . import grid
+from . import sources as data_of
 from .grid import Point, Settings
 from .spec import Method, Study
 from .store import Result, Results, key_of, peak_memory, reset_peak
@@ -75,12 +76,12 @@ def open_base(spec: str | None) -> Base:
 @lru_cache(maxsize=1)
 def open_job(opening: Opening) -> tuple[Job, Trial, str]:
     """The data of a task, encoded once for all trials on it, a trial to make others from, and the data's digest."""
-    found = sources.dataset(opening.task, opening.data, opening.split, opening.size, opening.dev_size)
+    found, metric = data_of.dataset(opening.task, opening.data, opening.split, opening.size, opening.dev_size)
     base = open_base(opening.base)
     length = min(opening.max_length, base.max_length)
-    asked = Plan(metric=sources.metric(opening.task), max_length=length, lr=1e-3)
+    asked = Plan(metric=metric, max_length=length, lr=1e-3)
     job, trials = prepare(found, base, asked, lambda _: None)
-    return job, trials[0], sources.fingerprint(found)
+    return job, trials[0], data_of.fingerprint(found)
 
 
 # ---- one pass
