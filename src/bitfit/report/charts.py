@@ -249,7 +249,7 @@ def _spaced(marks: Sequence[float], across: Scale, change: Callable[[float], flo
 
 
 def _number(value: float) -> str:
-    return f"{value / 1000:g}k" if abs(value) >= 1000 else f"{value:g}"
+    return f"{value / 1000:.3g}k" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _short(text: str, most: int) -> str:

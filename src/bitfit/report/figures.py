@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from ..study.grid import Point
 from ..study.spec import Figure, Number, Study
+from ..study.store import Result
 from . import charts
 from .charts import Bar, Curve
 from .findings import Findings, gap, moved
@@ -114,7 +116,7 @@ def _loss(figure: Figure, findings: Findings) -> Html:
     return _group(parts, ("training loss", "dev loss"))
 
 
-def _shown(figure: Figure, findings: Findings, cell: tuple[str, str, int | None]) -> list[object]:
+def _shown(figure: Figure, findings: Findings, cell: tuple[str, str, int | None]) -> list[Result]:
     """The chosen rate's rounds; of a method that is run to see what every rate does, all trials."""
     method = findings.study.method(cell[0])
     if method.fixed and len(method.rates) > 1:
@@ -214,11 +216,11 @@ def _heat(figure: Figure, findings: Findings) -> Html:
     return _group(parts)
 
 
-def _at(findings: Findings, points: Sequence[object], lr: float, batch: int) -> float | None:
+def _at(findings: Findings, points: Sequence[Point], lr: float, batch: int) -> float | None:
     values = [
         100 * score
-        for point, result in findings.results.items()
-        if point in points and (point.lr, point.batch) == (lr, batch) and result is not None
+        for point in points
+        if (point.lr, point.batch) == (lr, batch) and (result := findings.results[point]) is not None
         if (score := result.score("dev")) is not None
     ]
     return math.fsum(values) / len(values) if values else None
@@ -270,7 +272,7 @@ def _models(study: Study, bases: Sequence[Findings]) -> Html:
             curves.append(Curve(f"{full} - {method}", found, charts.colour(n)))
         if any(curve.points for curve in curves):
             rows = [findings.manifest["base"]["parameters"] / 1e6 for findings in ordered]
-            drawing = charts.lines(curves, "millions of parameters", "points lost", log=True, rows=[round(x, 1) for x in rows])
+            drawing = charts.lines(curves, "millions of parameters", "points lost", log=True, rows=rows)
             parts.append(charts.figure(task, drawing))
     return _group(parts, [f"{full} - {method}" for method in others])
 

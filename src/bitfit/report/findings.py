@@ -65,8 +65,13 @@ class Findings:
 
     def rows(self, task: str, size: int | None) -> int:
         """How many rows were trained on, where that is known."""
-        found = (r for p, r in self.results.items() if (p.task, p.size) == (task, size) and r is not None)
-        return next((result.rows["train"] for result in found), size or 0)
+        found = self._first.get((task, size))
+        return found.rows["train"] if found else size or 0
+
+    @cached_property
+    def _first(self) -> dict[tuple[str, int | None], Result]:
+        """Any result of each place, for what all of them share."""
+        return {(p.task, p.size): r for p, r in reversed(self.results.items()) if r is not None}
 
     @property
     def part(self) -> str:
@@ -130,8 +135,8 @@ class Findings:
 
     def majority(self, task: str, size: int | None) -> float:
         """What always answering the majority class scores."""
-        found = (r for p, r in self.results.items() if (p.task, p.size) == (task, size) and r is not None)
-        return next((result.majority for result in found), 0.0)
+        found = self._first.get((task, size))
+        return found.majority if found else 0.0
 
     @property
     def done(self) -> list[Result]:

@@ -25,7 +25,7 @@ def tag(name: str, *children: object, **attributes: object) -> Html:
     """An element; `class_` and `view_box` lose or change their underscores."""
     named = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
     named = {"viewBox" if key == "view-box" else key: value for key, value in named.items()}
-    text = "".join(f' {key}="{html.escape(str(value))}"' for key, value in named.items())
+    text = "".join(f' {key}="{escape(str(value))}"' for key, value in named.items())
     return Html(f"<{name}{text}>{''.join(map(escape, children))}</{name}>")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 LEVEL = 0.05
 
@@ -72,6 +73,7 @@ def distribution(t: float, freedom: int) -> float:
     return 1 - tail if t > 0 else tail
 
 
+@lru_cache(maxsize=256)
 def quantile(share: float, freedom: int) -> float:
     """The t below which a share of Student's distribution lies, by bisection."""
     low, high = -1e6, 1e6

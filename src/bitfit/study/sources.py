@@ -25,11 +25,12 @@ def dataset(
     try:
         protocol = "holdout" if split == "holdout" else "published"
         whole, named = sources.load(task, folder=folder, protocol=protocol)
-        if size is not None:
-            most = len(whole.train) + (len(whole.dev) if split == "holdout" else 0)
-            whole, named = sources.load(task, folder=folder, protocol=protocol, train_size=min(size, most))
+        if split == "holdout" and size is not None and size < len(whole.train) + len(whole.dev):
+            whole, named = sources.load(task, folder=folder, protocol=protocol, train_size=size)
     except UsageError as error:
         raise DataError(str(error)) from error
+    if split != "holdout":
+        whole = replace(whole, train=_cut(whole, whole.train, size))
     if split == "holdout" and IN_DOMAIN in whole.more:
         whole = replace(whole, test=whole.more[IN_DOMAIN])
     test = None if split == "dev" or whole.test is None else _cut(whole, whole.test, dev_size)
