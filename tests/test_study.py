@@ -120,7 +120,7 @@ rates = [1e-3]
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (('select = "bias"', 'select = "bais"'), 'mine.toml: methods[1]: select = \'bais\': no term'),
+        (('select = "bias"', 'select = "bais"'), 'mine.toml: methods[1]: select = \'bais\':'),
         (('rates = [1e-3]', 'rates = "1e-3"'), "mine.toml: methods[1]: rates = '1e-3': must be a list"),
         (('rates = [1e-3]', 'rates = [1e-3]\nrats = 1'), 'methods[1]: no key "rats". Did you mean "rates"?'),
         (('title = "t"\n', ""), 'mine.toml: the key "title" is missing'),
