@@ -11,8 +11,10 @@ SOURCE = ROOT / "src" / "bitfit"
 # From the bottom up: a module imports only what stands before it.
 LAYERS = (
     *("errors", "anatomy", "selection", "tensorfile", "rows", "base", "delta", "model", "dropout"),
-    *("sparse", "packed", "bank", "encode", "data", "named", "sources"),
-    *("tasks.metrics", "tasks", "stop", "checkpoint", "plan", "training", "prediction", "glue", "exporting", "audit"),
+    *("sparse", "packed", "bank", "examples", "formats", "sentences", "questions", "labelsets", "encode", "data"),
+    *("named", "sources"),
+    *("tasks.metrics", "tasks.sums", "tasks.task", "tasks.texts", "tasks.tagging", "tasks.answering", "tasks"),
+    *("stop", "checkpoint", "plan", "training", "prediction", "glue", "exporting", "audit"),
     *("doctor", "report", "report.changemap", "show", "demo", "cli", "__main__"),
 )
 

@@ -165,3 +165,28 @@ def test_a_file_of_several_test_sets_must_say_which(base, mini, tmp_path):  # no
         glue.submit(predictor, tmp_path, file=own)
     renamed = own.rename(tmp_path / "test_mismatched.jsonl.gz")
     assert glue.submit(predictor, tmp_path, file=renamed)[0][0].name == "MNLI-mm.tsv"
+
+
+# ---- the size sweep ----
+
+
+def test_a_list_of_train_sizes_is_a_sweep(folder, folders, tmp_path, capsys):
+    words = ["train", str(folder), "--base", str(folders("bert")), "--lr", "1e-2", "--epochs", "1"]
+    words += ["--train-size", "40,20", "--out", str(tmp_path / "d.safetensors")]
+    assert _run([*words, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["sizes"]
+    assert [one["train_size"] for one in shown] == [20, 40]
+    assert [one["delta"] for one in shown] == [str(tmp_path / f"d-{size}.safetensors") for size in (20, 40)]
+    assert all((tmp_path / f"d-{size}.safetensors").is_file() for size in (20, 40))
+    assert _run(words) == 0
+    assert "dev accuracy" in capsys.readouterr().out
+
+
+def test_python_sweeps_by_its_own_name(folder, base):
+    from bitfit import sweep, train
+
+    runs = sweep(folder, base, train_size=[20, 40], lr=1e-2, epochs=1)
+    assert [len(run.dataset.train) for run in runs.values()] == [20, 40]
+    assert set(runs[20].dataset.train.texts) <= set(runs[40].dataset.train.texts)
+    with pytest.raises(UsageError, match=r"bitfit\.sweep takes several"):
+        train(folder, base, train_size=[20, 40])

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from . import data, sources, tensorfile
-from .data import StrPath
 from .errors import DataError, UsageError
+from .formats import StrPath
 from .named import NamedTask
 from .prediction import Predictor
 

@@ -11,8 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
-from .data import ROLES, Kind
+from .data import ROLES
 from .errors import UsageError, suggest
+from .examples import Kind
 
 BUILT_IN = Path(__file__).with_name("named.toml")
 PARTIAL = ("train_sample", "heldout_sample")

@@ -9,13 +9,15 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from .anatomy import HEADS
 from .errors import UsageError, suggest
+from .examples import Kind
 
 if TYPE_CHECKING:
     from .base import Base
+    from .encode import Encoder
     from .tasks import Task
 
 DROPOUTS = ("on", "off", "first-tenth")
@@ -41,6 +43,7 @@ class Trial:
     weight_decay: float
     clip: float
     max_length: int
+    stride: int
     train_size: int | None
     data_seed: int
     protocol: str
@@ -78,26 +81,30 @@ class Plan:
     schedule: str = _option("constant", "linear: warm-up, then down to 0", choices=("constant", "linear"))
     weight_decay: float = _option(0.0, "of the trained entries only", float)
     clip: float = _option(1.0, "largest gradient norm; 0: none", float)
-    max_length: int | None = _option(None, "tokens per text (128)", int)
-    train_size: int | None = _option(None, "train on this many rows, drawn evenly by class", int)
+    max_length: int | None = _option(None, "tokens per text (128; 384 with a question)", int)
+    stride: int | None = _option(None, "tokens that two windows on a long sentence or context share (128)", int)
+    train_size: Sequence[int] | int | None = _option(
+        None, "train on this many rows, drawn evenly by class; several, comma-separated, are a sweep", _list_of(int)
+    )
     data_seed: int = _option(0, "seed of what is drawn by --train-size and split off as dev", int)
     protocol: str = _option(
         "published", "holdout: 0.2 of train picks the checkpoint, dev is the test (what-to-freeze)", choices=PROTOCOLS
     )
     data: str | None = _option(None, "folder of the named tasks' data: DATA/TASK/SPLIT.jsonl[.gz] ($BITFIT_DATA)")
-    task: str | None = _option(None, "kind of task, or a named task whose columns, labels and metric hold (found)")
     metric: str | None = _option(None, "what picks the best checkpoint and trial (accuracy; spearman for numbers)")
     prefix_dropout: bool = _option(False, "dropout below the lowest trained layer too; slower", bool)
     dropout: str = _option("on", "first-tenth: only in the first tenth of each epoch", choices=DROPOUTS)
+    task: str | None = _option(None, f"a named task, or a kind: {', '.join(get_args(Kind))} (what the data tells)")
     text: str | None = _option(None, "text column (found by itself)")
-    text_pair: str | None = _option(None, "second text column")
-    label: str | None = _option(None, "label column")
+    text_pair: str | None = _option(None, "second text column; a question's context")
+    label: str | None = _option(None, "label column; several 0/1 columns, comma-separated, are labels of their own")
     lanes: int | None = _option(None, "trials trained together at most", int)
     threads: int | None = _option(None, "CPU threads; the same number gives the same bits", int)
     device: str = _option("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
 
     def __post_init__(self) -> None:
         from .selection import check, parse_init
+        from .sources import kind_or_task
 
         for entry in fields(self):
             allowed, value = entry.metadata["choices"], getattr(self, entry.name)
@@ -108,11 +115,14 @@ class Plan:
                 raise UsageError(f"{name} takes a text in the selection language, such as 'bias - b_q'")
         if self.evals_per_epoch is None:
             object.__setattr__(self, "evals_per_epoch", EVALUATIONS[self.protocol])
+        kind_or_task(self.task)
         check(self.select)
         parse_init(self.init)
         self._convert(operator.index, "seed", "epochs", "evals_per_epoch", "batch", "max_length", "train_size")
-        self._convert(operator.index, "data_seed", "lanes", "threads")
+        self._convert(operator.index, "stride", "data_seed", "lanes", "threads")
         self._convert(float, "lr", "weight_decay", "clip")
+        if self.train_size is not None and len(several(self.train_size)) == 1:
+            object.__setattr__(self, "train_size", several(self.train_size)[0])
         for name in ("epochs", "evals_per_epoch", "batch", "train_size", "lanes", "threads"):
             self._require(name, lambda n: n >= 1, "a whole number of at least 1")
         self._require("lr", lambda n: 0 < n < math.inf, "a number above 0")
@@ -140,11 +150,12 @@ class Plan:
             shown = ",".join(f"{item:g}" for item in several(value))
             raise UsageError(f"--{name.replace('_', '-')} {shown}: must be {what}")
 
-    def trials(self, base: Base, task: Task, max_length: int, pool: str) -> list[Trial]:
+    def trials(self, base: Base, task: Task, encoder: Encoder, pool: str) -> list[Trial]:
         """The grid, in the order batch, rate, seed."""
         rates = several(self.lr) if self.lr is not None else default_rates(self.select, base.width)
         shared = {name: getattr(self, name) for name in _SHARED}
-        shared |= {"pool": pool, "max_length": max_length, "metric": task.metric}
+        shared |= {"pool": pool, "max_length": encoder.max_length, "metric": task.metric}
+        shared["stride"] = encoder.stride if task.by_token else 0
         return [
             Trial(lr=float(lr), batch=batch, seed=seed, **shared)
             for batch in several(self.batch)

@@ -73,12 +73,28 @@ def run(done: Any, target: Path, took: float) -> None:
         out.print(_score_table({name: best.scores[name] for name in parts}))
     gap = f"{percent(best.scores['train'][metric].value)} on train, {percent(best.scores['dev'][metric].value)} on dev"
     out.print(f"generalisation gap: {metric} {percent(best.gap[metric])} ({gap})")
-    out.print(f"always the majority: {metric} {percent(done.majority)} on dev")
+    out.print(f"{done.baseline_name}: {metric} {percent(done.majority)} on dev")
     share = f"{meta['trained'] / meta['total']:.3%}"
     out.print(f"trained {meta['trained']:,} of {meta['total']:,} parameters ({share}) in {seconds(took)}")
     out.print(f"wrote {clean(str(target))} ({size(target.stat().st_size)})")
     where = "" if meta["hub"] or meta["base"] == DEMO else " --base FOLDER"
-    out.print(f'try: bitfit predict {shlex.quote(str(target))} "some text"{where}', soft_wrap=True)
+    words = '"a question" "its context"' if meta["task"] == "answering" else '"some text"'
+    out.print(f"try: bitfit predict {shlex.quote(str(target))} {words}{where}", soft_wrap=True)
+
+
+def sweep(runs: dict[int, Any], target: Path, took: float) -> None:
+    """What the runs of a size sweep came to."""
+    first = next(iter(runs.values())).best
+    metrics = [*dict.fromkeys([first.trial.metric, *first.scores["dev"]])][:2]
+    lines = [
+        (f"{size:,}", *(cell for name in metrics for cell in score_cells(run.best.scores["dev"][name])),
+         percent(run.best.gap[metrics[0]]))
+        for size, run in runs.items()
+    ]  # fmt: skip
+    heads = [head for name in metrics for head in (f"dev {name}", "95% interval")]
+    out.print(table(["rows", *heads, f"gap {metrics[0]}"], lines, left=0))
+    names = f"{clean(target.stem)}-ROWS{target.suffix}"
+    out.print(f"wrote {len(runs)} deltas ({names}) in {seconds(took)}")
 
 
 def _parts(scores: dict[str, Any]) -> Iterator[tuple[str, ...]]:

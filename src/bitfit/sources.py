@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from . import data, named
-from .data import Columns, Dataset, Files, Kind, StrPath
 from .errors import DataError, UsageError, suggest
+from .examples import Dataset, Files, Kind
+from .formats import StrPath
 from .named import NamedTask
 
 HOLDOUT_SHARE = 0.2
@@ -98,7 +99,7 @@ def load(
         kind = follows.kind
     share = HOLDOUT_SHARE if protocol == "holdout" else None
     labels = follows.labels if follows else ()
-    dataset = data.load(files, **found, kind=kind, labels=labels, train_size=train_size, seed=seed, holdout=share)
+    dataset = data.load(files, **found, task=kind, labels=labels, train_size=train_size, seed=seed, holdout=share)
     return replace(dataset, notes=(*notes, *dataset.notes)), follows
 
 
@@ -124,12 +125,6 @@ def _columns(task: NamedTask, file: Path, given: Mapping[str, str | None]) -> di
             )
         found[role] = name
     return found
-
-
-def columns_of(task: NamedTask, file: Path) -> Columns:
-    """The columns of a file of a named task."""
-    found = _columns(task, file, {})
-    return Columns(str(found["text"]), found.get("text_pair"), found["label"])
 
 
 def split_file(source: StrPath, split: str | None, folder: StrPath | None) -> tuple[Path, NamedTask | None, list[str]]:

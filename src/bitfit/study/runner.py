@@ -20,7 +20,6 @@ from ..checkpoint import SECONDS, Store
 from ..errors import DataError, Interrupted, SelectionError, UsageError, suggest
 from ..plan import Plan, Trial
 from ..selection import parse_init, select
-from ..tasks.metrics import majority
 from ..training import Job, Outcome, Watch, passes, prepare, run_pass, tested
 from . import grid
 from . import sources as data_of
@@ -120,7 +119,7 @@ def record(job: Job, outcome: Outcome, key: str, task: str, cost: dict[str, floa
         metric=outcome.trial.metric,
         trial=asdict(outcome.trial),
         rows=sizes,
-        majority=_majority(job, scored),
+        majority=job.task.baseline(dataset.train, scored),
         scores=_rounded(outcome),
         trained=meta.get("trained", 0),
         total=meta.get("total", 0),
@@ -141,10 +140,6 @@ def record(job: Job, outcome: Outcome, key: str, task: str, cost: dict[str, floa
 def _parts(job: Job) -> dict[str, Any]:
     named = {"train": job.dataset.train, "dev": job.dataset.dev, "test": job.dataset.test}
     return {name: part for name, part in named.items() if part is not None}
-
-
-def _majority(job: Job, part: Any) -> float:
-    return majority(job.dataset.train.labels, part.labels, job.task.kind, job.task.metric)
 
 
 def _rounded(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
@@ -262,7 +257,7 @@ class Campaign:
         points = tuple(where[trial] for trial in group)
         keys = tuple(self.keys[point] for point in points)
         layers = sum(site.size for site in job.base.anatomy.sites if site.layer is not None)
-        tokens, dev_tokens = len(job.train.ids), len(job.dev.ids)
+        tokens, dev_tokens = len(job.train.rows.ids), len(job.dev.rows.ids)
         total = sum(
             grid.work(self.study.method(p.method), layers, tokens, dev_tokens, t.epochs, t.evals_per_epoch)
             for p, t in zip(points, group, strict=True)
@@ -317,7 +312,7 @@ def _memory(job: Job, group: list[Trial]) -> float:
     """About how much memory a pass holds: the base, five numbers per trained entry, activations of a step."""
     base, config = job.base, job.base.config
     trained = sum(select(base.anatomy, trial.select, trial.seed).count for trial in group)
-    tokens = len(group) * group[0].batch * len(job.train.ids) / max(1, len(job.train))
+    tokens = len(group) * group[0].batch * len(job.train.rows.ids) / max(1, len(job.train))
     wide = int(getattr(config, "intermediate_size", 4 * base.width))
     return 4.0 * (base.anatomy.total + 5 * trained + tokens * base.anatomy.layers * (12 * base.width + 3 * wide))
 

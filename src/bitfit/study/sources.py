@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from .. import data, sources
-from ..data import Dataset, Examples
 from ..errors import DataError, UsageError
+from ..examples import Dataset, Examples
 
 OTHER_DEV = "dev_mismatched"  # of MNLI, scored by the trials of mnli
 IN_DOMAIN = "dev_in_domain"  # of CoLA: what-to-freeze's test set of 527 sentences
