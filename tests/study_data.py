@@ -40,7 +40,12 @@ def _line(task: Any, number: int, draw: random.Random) -> dict[str, Any]:
         answer = next(word for word in words if word in (*GOOD, *BAD))
         context = " ".join(words)
         found = {"text": [answer], "answer_start": [context.index(answer)]}
-        return {"id": str(number), columns["text"]: "is the film", columns["text_pair"]: context, columns["label"]: found}
+        return {
+            "id": str(number),
+            columns["text"]: "is the film",
+            columns["text_pair"]: context,
+            columns["label"]: found,
+        }
     row: dict[str, Any] = {columns["text"]: " ".join(words)}
     if "text_pair" in columns:
         row[columns["text_pair"]] = " ".join(draw.choices(WORDS, k=3))

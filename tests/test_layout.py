@@ -15,7 +15,10 @@ LAYERS = (
     *("named", "sources"),
     *("tasks.metrics", "tasks.sums", "tasks.task", "tasks.texts", "tasks.tagging", "tasks.answering", "tasks"),
     *("stop", "checkpoint", "plan", "training", "prediction", "glue", "exporting", "audit"),
-    *("doctor", "report", "report.changemap", "show", "demo", "cli", "__main__"),
+    *("study", "study.options", "study.spec", "study.grid", "study.store", "study.sources", "study.runner"),
+    *("study.cluster", "doctor", "report", "report.changemap", "report.statistics", "report.page", "report.charts"),
+    *("report.findings", "report.verdicts", "report.tables", "report.figures", "report.pages"),
+    *("show", "study.terminal", "demo", "cli", "__main__"),
 )
 
 

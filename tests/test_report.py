@@ -57,9 +57,7 @@ def made_up(study, score, seeds=5, tasks=None, base="made-up", label="t", missin
     settings = Settings(seeds=seeds, tasks=tasks, search="all", lr=(1e-3,))
     points = grid.search(study, settings, base, 384)
     draw = random.Random(1)
-    results = {
-        p: None if draw.random() < missing else _result(p, score(p), gap, label) for p in points
-    }
+    results = {p: None if draw.random() < missing else _result(p, score(p), gap, label) for p in points}
     manifest = {
         "base": {"name": base, "fingerprint": "f", "layers": 2, "width": 16, "parameters": 1000},
         "commands": [["bitfit", "study", "run", study.name, "--base", label]],
@@ -75,7 +73,8 @@ def _result(point, score, gap, label):
     scores["train"] = {m: [score + gap, 0, 0] for m in ("accuracy", "f1")}
     change = {"b_q": [0.02, 0.03], "b_k": [0.0, 0.0], "b_v": [0.001, 0.002], "b_m2": [0.02, 0.02], "b_pool": [0.01]}
     return Result(
-        key="k", status="done", base="b", task=point.task, metric="accuracy", trial={}, rows={"train": point.size or 3000},
+        key="k", status="done", base="b", task=point.task, metric="accuracy", trial={},
+        rows={"train": point.size or 3000},
         majority=0.4, scores=scores, trained=12, total=100, best_epoch=1.0, change=change,
         loss=[[0.5, 0.9], [1.0, 0.5]], evaluations=[[0.5, 0.8, score], [1.0, 0.7, score]],
         cost={"seconds": 2.0, "memory": 1e8},

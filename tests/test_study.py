@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -127,8 +128,8 @@ rates = [1e-3]
         (('bases = ["b"]', 'bases = ["b"]\nepochs = 0'), "mine.toml: protocol: epochs = 0: must be a whole number"),
         (('title = "t"', "title = t"), "mine.toml: not TOML"),
         (('tasks = ["rte"]', 'tasks = ["rte", "rte"]'), 'mine.toml: tasks: "rte" stands twice'),
-        (('rates = [1e-3]', 'rates = [1e-3]\n[[claims]]\nid = "C1"\ntext = "t"\nparts = [{ test = "equal", a = "Bitfit" }]'),
-         'mine.toml: claim C1: no "Bitfit". Did you mean "BitFit"?'),
+        (('rates = [1e-3]', 'rates = [1e-3]\n[[claims]]\nid = "C1"\ntext = "t"\nparts = [{ test = "equal", a = "B" }]'),
+         'mine.toml: claim C1: no "B".'),
     ],
 )  # fmt: skip
 def test_a_wrong_study_file_is_one_error_that_names_file_and_key(tmp_path, change, says):
@@ -260,18 +261,19 @@ def test_a_stop_at_any_moment_ends_with_the_same_results(tiny, tmp_path):
     steps, stops = 0, 0
 
     def stopping(works, progress):
-        for work in works:
-            def watch(*_):
-                nonlocal steps
-                steps += 1
-                if steps % 4 == 0:
-                    runner.open_job(work.opening)[0].stop.requested = True
+        yield from ((work, runner.perform(work, partial(stop_sometimes, work))) for work in works)
 
-            yield work, runner.perform(work, watch)
+    def stop_sometimes(work, *_):
+        nonlocal steps
+        steps += 1
+        if steps % 4 == 0:
+            runner.open_job(work.opening)[0].stop.requested = True
 
     while True:
         try:
-            runner.run(campaign(tiny, tmp_path / "cut", tasks=("sst2",)), stopping, ["x"], lambda _: None, lambda *_: None)
+            runner.run(
+                campaign(tiny, tmp_path / "cut", tasks=("sst2",)), stopping, ["x"], lambda _: None, lambda *_: None
+            )
             break
         except Interrupted:
             stops += 1

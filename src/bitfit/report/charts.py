@@ -91,7 +91,11 @@ def _bar(bar: Bar, y: float, at: Scale, low: float, paint: str) -> Html:
     if bar.published is not None:
         x, middle = at(bar.published), y + 9.5
         shape = f"M{_n(x)} {_n(middle - 5)}l5 5l-5 5l-5 -5z"
-        parts.append(tag("path", tag("title", f"published {bar.published:g}"), d=shape, fill="#fff", stroke=INK, stroke_width=1.2))
+        parts.append(
+            tag(
+                "path", tag("title", f"published {bar.published:g}"), d=shape, fill="#fff", stroke=INK, stroke_width=1.2
+            )
+        )
     return join(parts)
 
 
@@ -108,7 +112,9 @@ def lines(curves: Sequence[Curve], x_name: str, y_name: str, log: bool = False, 
     down, height = _scale(low, high, 168, 10), 208
     parts = [_shelf(down(tick), _number(tick)) for tick in _ticks(low, high, 4)]
     marks = sorted(set(rows)) if log else _ticks(x_low, x_high, 5)
-    parts += [_text(across(change(x)), 184, _number(x), anchor="middle", fill=SOFT) for x in _spaced(marks, across, change)]
+    parts += [
+        _text(across(change(x)), 184, _number(x), anchor="middle", fill=SOFT) for x in _spaced(marks, across, change)
+    ]
     parts.append(_text((40 + WIDTH - 10) / 2, 202, x_name, anchor="middle", fill=SOFT))
     parts.append(_text(4, 8, y_name, fill=SOFT, size=10))
     for curve in sorted(shown, key=lambda c: c.bold):
@@ -159,7 +165,9 @@ def heat(names: Sequence[str], columns: Sequence[str], values: Sequence[Sequence
         y = 16 + 22 * n
         parts.append(_text(left - 6, y + 14, _short(name, 20), anchor="end"))
         for k, value in enumerate(row):
-            parts.append(_square(left + k * width, y, width, value, low, high, digits if numbers and width > 26 else None))
+            parts.append(
+                _square(left + k * width, y, width, value, low, high, digits if numbers and width > 26 else None)
+            )
     return _svg(20 + 22 * len(names), parts, "Heat map")
 
 
@@ -167,7 +175,9 @@ def _square(x: float, y: float, width: float, value: float | None, low: float, h
     if value is None:
         return _text(x + width / 2, y + 14, "–", anchor="middle", fill="#a3adb8")
     share = (value - low) / (high - low) if high > low else 0.0
-    box = tag("rect", tag("title", f"{value:.4g}"), x=_n(x), y=_n(y), width=_n(width - 1), height=21, fill=_shade(share))
+    box = tag(
+        "rect", tag("title", f"{value:.4g}"), x=_n(x), y=_n(y), width=_n(width - 1), height=21, fill=_shade(share)
+    )
     if digits is None:
         return box
     ink = "#fff" if share > 0.55 else INK
@@ -214,7 +224,6 @@ def scatter(points: Sequence[tuple[float, float, str]], x_name: str, y_name: str
 
 
 # ---- pieces
-
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Scale:

@@ -138,7 +138,7 @@ def _score(figure: Figure, findings: Findings) -> Html:
 
 
 def _sizes(figure: Figure, findings: Findings) -> Html:
-    metric = "f1" if "F1" in figure.caption and figure.kind == "sizes" else None
+    metric = figure.metric or None
     parts, methods = [], _methods(figure, findings)
     for task in _tasks(figure, findings):
         curves = []

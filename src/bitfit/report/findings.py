@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -71,7 +71,7 @@ class Findings:
     @cached_property
     def _first(self) -> dict[tuple[str, int | None], Result]:
         """Any result of each place, for what all of them share."""
-        return {(p.task, p.size): r for p, r in reversed(self.results.items()) if r is not None}
+        return {(p.task, p.size): r for p, r in reversed(list(self.results.items())) if r is not None}
 
     @property
     def part(self) -> str:
@@ -107,9 +107,10 @@ class Findings:
 
     def points(self, result: Result, metric: str | None = None) -> float:
         """A trial's score in points."""
-        found = result.score(self.part, metric)
+        known = metric if metric in result.scores.get("dev", {}) else None
+        found = result.score(self.part, known)
         if found is None:
-            found = result.score("dev", metric)
+            found = result.score("dev", known)
         return 100 * (result.majority if found is None else found)
 
     def summary(self, cell: Cell, rate: float | None = None) -> Summary | None:
@@ -146,14 +147,17 @@ class Findings:
     def blocks(self, tasks: Sequence[str] = ()) -> Iterator[tuple[str, int | None]]:
         """The places that count as evidence."""
         for task in tasks or self.tasks:
-            yield from ((task, s) for s in (self.sizes(task) if task in self.tasks else ()) if (task, s) not in self.silent)
+            yield from (
+                (task, s) for s in (self.sizes(task) if task in self.tasks else ()) if (task, s) not in self.silent
+            )
 
     def quantity(self, name: str, cell: Cell) -> dict[int, float]:
         """A quantity of each seed of a cell, in points (epochs in epochs)."""
         chosen = self.chosen(cell)
         if name in ("spread", "failed"):
             return self._over_seeds(name, chosen)
-        found = {seed: _QUANTITIES[name](self, result) for seed, result in chosen.items()}
+        measure = self.points if name == "score" else _QUANTITIES[name]
+        found = {seed: measure(result) for seed, result in chosen.items()}
         return {seed: value for seed, value in found.items() if value is not None}
 
     def _over_seeds(self, name: str, chosen: Mapping[int, Result]) -> dict[int, float]:
@@ -196,10 +200,8 @@ def moved(result: Result, terms: Sequence[str] = ()) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-_QUANTITIES = {
-    "score": Findings.points,
-    "gap": lambda _, result: gap(result),
-    "fall": lambda _, result: fall(result),
-    "area": lambda _, result: area(result),
-    "epochs": lambda _, result: result.best_epoch or None,
-}
+def _epochs(result: Result) -> float | None:
+    return result.best_epoch or None
+
+
+_QUANTITIES: dict[str, Callable[[Result], float | None]] = {"gap": gap, "fall": fall, "area": area, "epochs": _epochs}

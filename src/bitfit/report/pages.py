@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import tensorfile
-from ..study.spec import Study
+from ..study.spec import Method, Study
 from ..study.store import Results
 from .figures import figures
 from .findings import Findings
@@ -17,14 +17,14 @@ from .verdicts import FAILS, HOLDS, Verdict, judge
 
 METHOD_NOTE = (
     "Differences are paired over seed x task blocks: the same seed and data under both methods. p is corrected by Holm "
-    "over all comparisons of the study. \"As good as\" is an equivalence test with the margin shown, because no significant "
-    "difference is not equality. Blocks of one task are not independent of that task, so a verdict speaks for these "
-    "tasks and bases only."
-)  # fmt: skip
+    "over all comparisons of the study. Equality is shown by an equivalence test with the margin given, because no "
+    "significant difference is not equality. Blocks of one task are not independent of that task, so a verdict speaks "
+    "for these tasks and bases only."
+)
 
 KEY = (
-    "Error bars and bands are 95% intervals of the mean over seeds; a diamond is the published value, a dashed line the "
-    "majority class (or 0). Axes do not start at 0. Thin curves are single rounds, the bold one is their median."
+    "Error bars and bands are 95% intervals of the mean over seeds; a diamond is the published value, a dashed line "
+    "the majority class (or 0). Axes do not start at 0. Thin curves are single rounds, the bold one is their median."
 )
 
 
@@ -45,7 +45,7 @@ def as_html(study: Study, bases: Sequence[Findings], verdicts: Sequence[Verdict]
         *_head(study, bases),
         *([tag("h2", "Verdicts"), *map(_card, verdicts), tag("p", METHOD_NOTE, class_="small")] if verdicts else []),
         *_section("Tables", [grid.html() for grid in tables(study, bases)] + _wins(study, bases)),
-        *_section("Figures", [tag("p", KEY, class_="small")] + [_figure(f.name, f.caption, drawing) for f, drawing in figures(study, bases)]),
+        *_section("Figures", _drawn(study, bases)),
         *_section("Generalisation, cost, parameters", [
             part(findings).html() for findings in bases if findings.done for part in (gaps, costs, audit)
         ]),
@@ -57,6 +57,11 @@ def as_html(study: Study, bases: Sequence[Findings], verdicts: Sequence[Verdict]
 
 def _section(name: str, parts: Sequence[Html]) -> list[Html]:
     return [tag("h2", name), *parts] if parts else []
+
+
+def _drawn(study: Study, bases: Sequence[Findings]) -> list[Html]:
+    drawn = [_figure(figure.name, figure.caption, drawing) for figure, drawing in figures(study, bases)]
+    return [tag("p", KEY, class_="small"), *drawn] if drawn else []
 
 
 def _figure(name: str, caption: str, drawing: Html) -> Html:
@@ -78,13 +83,22 @@ def state(findings: Findings) -> str:
     done, wanted = len(findings.done), len(findings.results)
     lost = sum(result.status == "diverged" for result in findings.done)
     seeds = len({point.seed for point in findings.results})
-    said = f"{findings.base}: {done} of {wanted} trials are done, up to {seeds} seed{'s' if seeds != 1 else ''} per cell"
+    said = (
+        f"{findings.base}: {done} of {wanted} trials are done, up to {seeds} seed{'s' if seeds != 1 else ''} per cell"
+    )
     return said + (f", {lost} diverged" if lost else "") + ("." if done == wanted else "; the rest is missing below.")
 
 
 def _card(verdict: Verdict) -> Html:
     kind = {HOLDS: "holds", FAILS: "fails"}.get(verdict.verdict, "open")
-    head = tag("p", tag("b", verdict.claim.id), " ", verdict.claim.text, " ", tag("span", verdict.verdict, class_=f"verdict {kind}"))
+    head = tag(
+        "p",
+        tag("b", verdict.claim.id),
+        " ",
+        verdict.claim.text,
+        " ",
+        tag("span", verdict.verdict, class_=f"verdict {kind}"),
+    )
     several = len(verdict.comparisons) > 1
     lines = [
         tag("li", part.says, ": ", tag("b", part.shown), f", p {_p(part.p)}", f" – {part.verdict}" if several else "",
@@ -118,13 +132,18 @@ def _wins(study: Study, bases: Sequence[Findings]) -> list[Html]:
 
 
 def _protocol(study: Study, bases: Sequence[Findings]) -> list[Html]:
-    parts = [Grid("The paper's protocol", ["", ""], [[name, Cell(text, "", "text")] for name, text in facts(study)]).html()]
+    parts = [
+        Grid("The paper's protocol", ["", ""], [[name, Cell(text, "", "text")] for name, text in facts(study)]).html()
+    ]
     for findings in bases:
         changed, skipped = findings.manifest["differences"], findings.manifest["skipped"]
         parts.append(tag("h3", f"What differs from it on {findings.base}"))
         listed = [*changed, *(f"{name} was left out: {why}" for name, why in skipped.items())]
         parts.append(_list(listed) if listed else tag("p", "Nothing."))
-    for title, texts in (("The text leaves open", study.protocol.not_stated), ("Numbers of the papers that contradict each other", study.contradictions)):
+    for title, texts in (
+        ("The text leaves open", study.protocol.not_stated),
+        ("Numbers of the papers that contradict each other", study.contradictions),
+    ):
         if texts:
             parts += [tag("h3", title), _list(texts)]
     return parts
@@ -137,8 +156,11 @@ def _list(texts: Sequence[str]) -> Html:
 def facts(study: Study) -> list[tuple[str, str]]:
     """The protocol as names and texts."""
     protocol = study.protocol
-    splits = {"dev": "train and dev as published", "holdout": "0.8/0.2 of train as train and dev, the published dev as test",
-              "test": "scored on test"}  # fmt: skip
+    splits = {
+        "dev": "train and dev as published",
+        "holdout": "0.8/0.2 of train as train and dev, the published dev as test",
+        "test": "scored on test",
+    }
     rounds = ", ".join(f"{task} {count}" for task, count in protocol.rounds_by_task.items())
     return [
         ("model", f"{protocol.model} (cased: {protocol.cased})"),
@@ -148,9 +170,13 @@ def facts(study: Study) -> list[tuple[str, str]]:
         ("rounds", f"{protocol.rounds}" + (f" ({rounds})" if rounds else "")),
         ("split", splits[protocol.split]),
         ("maximum length", str(protocol.max_length)),
-        *((f"{m.name}", f"{m.select}; head {m.head}; init {m.init}; dropout {m.dropout}; rates {', '.join(f'{r:g}' for r in m.rates)}")
-          for m in study.methods),
+        *((method.name, _settings(method)) for method in study.methods),
     ]  # fmt: skip
+
+
+def _settings(method: Method) -> str:
+    rates = ", ".join(f"{rate:g}" for rate in method.rates)
+    return f"{method.select}; head {method.head}; init {method.init}; dropout {method.dropout}; rates {rates}"
 
 
 def _reproduce(study: Study, bases: Sequence[Findings]) -> list[Html]:

@@ -1,6 +1,6 @@
 """Statistics that decide claims: means, intervals, paired t-tests, equivalence, Holm. Exact, in plain Python.
 
-No numpy and no scipy: a report must open in a blink, and a few hundred numbers need neither (tests check against scipy).
+No numpy and no scipy: a report must open in a blink, and a few hundred numbers need neither; tests check against scipy.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from .findings import Findings, gap
 from .page import Cell, Grid
 from .statistics import summary
 
+Rows = list[list[Cell | str]]
 AVERAGE = "average"
 SILENT = "No evidence: even full fine-tuning does not beat the majority class here (shaded)."
 
@@ -70,7 +71,7 @@ def _columns(table: Table, findings: Findings) -> list[str]:
 
 def _by_task(table: Table, findings: Findings) -> Grid:
     columns = _columns(table, findings)
-    rows = [[row.label, row.share, *_task_cells(row, row.rate, table, columns, findings)] for row in table.rows]
+    rows: Rows = [[row.label, row.share, *_task_cells(row, row.rate, table, columns, findings)] for row in table.rows]
     for method, rate in _unlisted(table, findings):
         extra = Row(label=f"{method} {rate:g}" if rate else method, method=method)
         rows.append([extra.label, "", *_task_cells(extra, rate, table, columns, findings)])
@@ -127,7 +128,7 @@ def _by_size(table: Table, findings: Findings) -> Grid:
     task = table.task if table.task in findings.tasks else ""
     sizes = findings.sizes(task)[::-1] if task else []
     columns = [*table.columns, *(str(size) for size in sizes if _column(size, table, sizes) is None)]
-    rows = [[row.label, *_size_cells(row, row.rate, table, columns, sizes, findings)] for row in table.rows]
+    rows: Rows = [[row.label, *_size_cells(row, row.rate, table, columns, sizes, findings)] for row in table.rows]
     for method in findings.methods if task else ():
         extra = Row(label=f"{method}, chosen rate", method=method)
         rows.append([extra.label, *_size_cells(extra, None, table, columns, sizes, findings)])
@@ -146,7 +147,8 @@ def _size_cells(row: Row, rate: float | None, table: Table, columns: list[str], 
     cells = []
     for column in columns:
         number = _value(row, table.columns.index(column)) if column in table.columns else None
-        values = findings.scores((row.method, table.task, own[column]), rate) if column in own else []
+        cell = (row.method, table.task, own.get(column))
+        values = findings.scores(cell, rate, table.metric or None) if column in own else []
         cells.append(compared(values, number))
     return cells
 
@@ -183,7 +185,7 @@ def _best_rates(row: Row, _: float | None, table: Table, columns: list[str], fin
 
 def _best_point(table: Table, findings: Findings) -> Grid:
     """The best point of a grid: its dev score, rate and batch size."""
-    rows = []
+    rows: Rows = []
     for row in table.rows:
         cell = (row.method, table.task, findings.size(table.task) if table.task in findings.tasks else None)
         best, chosen = findings.choices.get(cell), findings.chosen(cell)
@@ -200,7 +202,7 @@ def _best_point(table: Table, findings: Findings) -> Grid:
 
 def _tested(table: Table, findings: Findings) -> Grid:
     """Trained parameters, head included, and the test score."""
-    rows = []
+    rows: Rows = []
     for row in table.rows:
         cell = (row.method, table.task, findings.size(table.task) if table.task in findings.tasks else None)
         counted = next((result.trained for result in findings.chosen(cell).values() if result.trained), None)

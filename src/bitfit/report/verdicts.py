@@ -118,28 +118,43 @@ def _words(part: Part) -> tuple[str, str, str]:
         "equal": (f"|{pair}| < {part.margin:g}", tost, unit),
         "not_worse": (f"{pair} > -{part.margin:g}", t + " (non-inferiority)", unit),
         "nothing": (f"{part.a} - majority < {part.margin:g}", "one-sided t-test", unit),
-        "still": (f"change of {', '.join(part.terms)} < {part.margin:g}% of the largest term's", "one-sided t-test", "%"),
+        "still": (
+            f"change of {', '.join(part.terms)} < {part.margin:g}% of the largest term's",
+            "one-sided t-test",
+            "%",
+        ),
         "most": (f"{' and '.join(part.terms)} change more than any other term", "one-sided t-test", "% of the largest"),
         "unrelated": (f"rank correlation of change and score < {part.margin:g}", "one-sided t-test", "(rho)"),
-        "shrinks": (f"{part.a} - {part.b} falls with log2 of the training rows", "one-sided t-test", "points per halving"),
+        "shrinks": (
+            f"{part.a} - {part.b} falls with log2 of the training rows",
+            "one-sided t-test",
+            "points per halving",
+        ),
         "same": (f"|({part.a} - {part.b}) - ({' - '.join(part.with_)})| < {part.margin:g}", tost, unit),
     }[part.test]
 
 
-_NAMES = {"gap": "generalisation gap", "fall": "late fall", "area": "gentleness of the loss", "epochs": "epochs to best",
-          "spread": "spread over seeds", "failed": "share of failed runs"}  # fmt: skip
+_NAMES = {
+    "gap": "generalisation gap",
+    "fall": "late fall",
+    "area": "gentleness of the loss",
+    "epochs": "epochs to best",
+    "spread": "spread over seeds",
+    "failed": "share of failed runs",
+}
 
 
 def _sizes(part: Part, findings: Findings) -> list[tuple[str, int | None]]:
     places = list(findings.blocks(part.tasks))
     if part.sizes == "all":
         return places
-    kept = []
+    kept: list[tuple[str, int | None]] = []
     for task in dict.fromkeys(task for task, _ in places):
         own = [size for other, size in places if other == task]
-        kept += [(task, own[0] if part.sizes == "smallest" else own[-1])] if part.sizes != "scarce" else [
-            (task, size) for size in own if size is not None and size <= SCARCE
-        ]  # fmt: skip
+        if part.sizes == "scarce":
+            kept += [(task, size) for size in own if size is not None and size <= SCARCE]
+        else:
+            kept.append((task, own[0] if part.sizes == "smallest" else own[-1]))
     return kept
 
 
@@ -234,7 +249,7 @@ def _smaller_base(part: Part, bases: Sequence[Findings]) -> Comparison:
         small, large = ordered[0], ordered[-1]
         losses = []
         for findings in (small, large):
-            own = {}
+            own: dict[tuple[str, int | None, int], float] = {}
             for task, size in findings.blocks(part.tasks):
                 a, b = (findings.quantity("score", (name, task, size)) for name in (part.a, part.b))
                 own |= {(task, size, seed): a[seed] - b[seed] for seed in a.keys() & b.keys()}

@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..checkpoint import SECONDS, Store
 from ..errors import DataError, Interrupted, SelectionError, UsageError, suggest
 from ..plan import Plan, Trial
 from ..selection import parse_init, select
-from ..training import Job, Outcome, Watch, passes, prepare, run_pass, tested
+from ..training import Job, Outcome, Runner, Watch, passes, prepare, run_pass, tested
 from . import grid
 from . import sources as data_of
 from .grid import Point, Settings
@@ -163,7 +163,11 @@ def _losses(history: list[dict[str, Any]], steps: int) -> list[list[float]]:
 def local(works: Sequence[Pass], progress: Progress) -> Iterator[tuple[Pass, list[Result]]]:
     """The default engine: one pass after the other, in this process."""
     for work in works:
-        yield work, perform(work, lambda _, step, total, __, work=work: progress(work.work * step / total))
+        yield work, perform(work, partial(_watch, work, progress))
+
+
+def _watch(work: Pass, progress: Progress, part: int, step: int, total: int, runners: list[Runner]) -> None:
+    progress(work.work * step / total)
 
 
 # ---- the whole study
@@ -264,9 +268,7 @@ class Campaign:
         )
         folder = self.results.pass_folder(self.study.name, self.name, keys)
         memory = _memory(job, group)
-        return Pass(
-            opening, points, tuple(group), keys, folder, total, memory, self.threads, self.checkpoint_seconds
-        )
+        return Pass(opening, points, tuple(group), keys, folder, total, memory, self.threads, self.checkpoint_seconds)
 
     def search(self) -> list[Point]:
         """The points of the first stage."""
@@ -323,8 +325,8 @@ def run(campaign: Campaign, engine: Engine, command: Sequence[str], say: Say, me
     with results.locked(campaign.study.name):
         results.replay()
         first = campaign.search()
-        for points in (lambda: first, lambda: campaign.repeat(first)):
-            works = campaign.plan(points())
+        for stage in (1, 2):
+            works = campaign.plan(first if stage == 1 else campaign.repeat(first))
             results.write_manifest(campaign.study.name, campaign.name, campaign.describe(command))
             try:
                 trained += _stage(results, works, engine, say, meter)
@@ -334,11 +336,13 @@ def run(campaign: Campaign, engine: Engine, command: Sequence[str], say: Say, me
 
 
 def _stage(results: Results, works: Sequence[Pass], engine: Engine, say: Say, meter: Meter) -> int:
-    total, done, trained = sum(work.work for work in works), 0.0, 0
-    for work, found in engine(works, lambda part: meter(done + part, total)):
+    total, done = sum(work.work for work in works), [0.0]
+    trained = 0
+    for work, found in engine(works, lambda part: meter(sum(done) + part, total)):
         results.commit(work.folder, found)
-        done, trained = done + work.work, trained + len(found)
-        meter(done, total)
+        done.append(work.work)
+        trained += len(found)
+        meter(sum(done), total)
         say(_told(work, found))
     return trained
 
@@ -365,7 +369,11 @@ def _told(work: Pass, found: list[Result]) -> str:
 
 def speed(results: Results) -> float:
     """Work per second that training reaches here: by what was trained before, or else by a matrix product."""
-    known = [result.cost for path in sorted(results.trials.glob("*.json"))[:SPEED_FILES] if (result := results.read(path.stem))]
+    known = [
+        result.cost
+        for path in sorted(results.trials.glob("*.json"))[:SPEED_FILES]
+        if (result := results.read(path.stem))
+    ]
     seconds = sum(cost.get("seconds", 0.0) for cost in known)
     if seconds > 0:
         return sum(cost.get("work", 0.0) for cost in known) / seconds

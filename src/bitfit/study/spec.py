@@ -111,6 +111,14 @@ def _key(read: Reader, default: Any = MISSING) -> Any:
     return field(default=default, metadata={"read": read})
 
 
+def _table(kind: type) -> Any:
+    return field(metadata={"table": kind})
+
+
+def _many(kind: type, needed: bool = False) -> Any:
+    return field(metadata={"tables": kind}) if needed else field(default=(), metadata={"tables": kind})
+
+
 # ---- what a study consists of
 
 
@@ -181,7 +189,8 @@ class Table:
     task: str = _key(_text, "")
     caption: str = _key(_text, "")
     average: bool = _key(_flag, False)
-    rows: tuple[Row, ...] = field(default=(), metadata={"tables": Row})
+    metric: str = _key(_text, "")  # another than the task's
+    rows: tuple[Row, ...] = _many(Row)
 
 
 @dataclass(frozen=True)
@@ -193,6 +202,7 @@ class Figure:
     caption: str = _key(_text, "")
     methods: tuple[str, ...] = _key(_each(_text), ())
     tasks: tuple[str, ...] = _key(_each(_text), ())
+    metric: str = _key(_text, "")  # another than the task's
 
 
 @dataclass(frozen=True)
@@ -217,7 +227,7 @@ class Claim:
 
     id: str = _key(_text)
     text: str = _key(_text)
-    parts: tuple[Part, ...] = field(default=(), metadata={"tables": Part})
+    parts: tuple[Part, ...] = _many(Part)
 
 
 @dataclass(frozen=True)
@@ -229,15 +239,15 @@ class Study:
     paper: str = _key(_text)
     covers: tuple[str, ...] = _key(_each(_text))
     tasks: tuple[str, ...] = _key(_each(_text))
-    protocol: Protocol = field(metadata={"table": Protocol})
-    methods: tuple[Method, ...] = field(metadata={"tables": Method})
+    protocol: Protocol = _table(Protocol)
+    methods: tuple[Method, ...] = _many(Method, needed=True)
     about: str = _key(_text, "")
     sizes: tuple[int | None, ...] = _key(_each(_size), (None,))
     sizes_by_task: Mapping[str, tuple[int | None, ...]] = _key(_by_name(_each(_size)), {})
     contradictions: tuple[str, ...] = _key(_each(_text), ())
-    tables: tuple[Table, ...] = field(default=(), metadata={"tables": Table})
-    figures: tuple[Figure, ...] = field(default=(), metadata={"tables": Figure})
-    claims: tuple[Claim, ...] = field(default=(), metadata={"tables": Claim})
+    tables: tuple[Table, ...] = _many(Table)
+    figures: tuple[Figure, ...] = _many(Figure)
+    claims: tuple[Claim, ...] = _many(Claim)
 
     def method(self, name: str) -> Method:
         """The method of this name."""

@@ -31,7 +31,9 @@ def list_(args: argparse.Namespace) -> Any:
         ]  # fmt: skip
     rows = [(s.name, f"{costs[s.name][0]:,}", duration(costs[s.name][1]), s.title) for s in studies]
     show.out.print(show.table(["study", "trials", "core time", "what it asks"], rows))
-    show.note("Core time: as the papers did it, on one slow core; --base, --tasks, --seeds, --epochs and --train-size shrink it.")
+    show.note(
+        "Core time: as the papers did it, on one slow core; --base, --tasks, --seeds, --epochs, --train-size shrink it."
+    )
     return None
 
 
@@ -136,12 +138,15 @@ def _forecast(campaign: Any, args: argparse.Namespace) -> dict[str, Any]:
             for point in work.points:
                 by_place.setdefault((point.task, point.method), []).append(work.work / len(work.points))
         rows = [(task, method, str(len(own)), duration(sum(own) / pace)) for (task, method), own in by_place.items()]
-        show.out.print(show.table(["task", "method", "trials", "time"], rows, f"{campaign.study.name} on {campaign.name}", left=2))
+        show.out.print(
+            show.table(["task", "method", "trials", "time"], rows, f"{campaign.study.name} on {campaign.name}", left=2)
+        )
         for name, why in campaign.skipped.items():
             show.note(f"left out: {name}: {why}")
         show.out.print(
-            f"{trials} trials in {len(works)} passes to run, {len(campaign.keys) - trials} done; about {duration(seconds)} "
-            f"at {pace / 1e9:.0f} GFLOP/s, up to {show.size(memory)} of memory", soft_wrap=True,
+            f"{trials} trials in {len(works)} passes to run, {len(campaign.keys) - trials} done; "
+            f"about {duration(seconds)} at {pace / 1e9:.0f} GFLOP/s, up to {show.size(memory)} of memory",
+            soft_wrap=True,
         )  # fmt: skip
     return {"base": campaign.name, "trials": trials, "passes": len(works), "done": len(campaign.keys) - trials,
             "seconds": seconds, "memory": memory, "skipped": campaign.skipped}  # fmt: skip
