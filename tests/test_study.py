@@ -337,3 +337,14 @@ def test_dropout_decides_the_outcome(tiny, tmp_path):
         train(data, tiny[0], lr=1e-2, epochs=2, dropout=kind).trials[0].history for kind in ("on", "off", "first-tenth")
     )
     assert len({json.dumps(history) for history in (on, off, tenth)}) == 3
+
+
+def test_the_demo_ends_with_a_page_of_its_own(tiny, tmp_path):
+    from bitfit import load_base, train
+    from bitfit.demo import STUDY, write_page
+
+    study, base = spec.read(STUDY), load_base(tiny[0])
+    data = Path(tiny[1]) / "sst2"
+    runs = [(train(data, base, select=m.select, lr=1e-2, epochs=1), 1.0) for m in study.methods]
+    text = write_page(study, base, runs, tmp_path).read_text()
+    assert "Three ways to train" in text and "<svg" in text and "Nothing to draw yet" not in text

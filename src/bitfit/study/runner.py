@@ -100,26 +100,33 @@ def perform(work: Pass, watch: Watch) -> list[Result]:
     share = 1 / len(outcomes)
     cost = {"seconds": (time.monotonic() - began) * share, "memory": peak_memory(), "work": work.work * share}
     return [
-        record(job, outcome, key, work.opening.task, cost) for outcome, key in zip(outcomes, work.keys, strict=True)
+        record(outcome, key, job.base.name, work.opening.task, len(job.train), _facts(job, outcome, cost))
+        for outcome, key in zip(outcomes, work.keys, strict=True)
     ]
 
 
-def record(job: Job, outcome: Outcome, key: str, task: str, cost: dict[str, float]) -> Result:
-    """An outcome as a result: small, plain, with its history thinned."""
-    meta = outcome.delta.meta if outcome.delta is not None else {}
-    steps = math.ceil(len(job.train) / outcome.trial.batch)
+def _facts(job: Job, outcome: Outcome, cost: dict[str, float]) -> dict[str, Any]:
     dataset = job.dataset
-    sizes = {name: len(part) for name, part in _parts(job).items()}
-    scored = dataset.test if "test" in outcome.scores and dataset.test is not None else dataset.dev
+    parts = {"train": dataset.train, "dev": dataset.dev, "test": dataset.test}
+    scored = dataset.test if dataset.test is not None else dataset.dev
+    return {
+        "rows": {name: len(part) for name, part in parts.items() if part is not None},
+        "majority": job.task.baseline(dataset.train, scored),
+        "cost": cost,
+    }
+
+
+def record(outcome: Outcome, key: str, base: str, task: str, rows: int, facts: dict[str, Any]) -> Result:
+    """An outcome as a result: small, plain, with its history thinned; `facts` are what all trials on the data share."""
+    meta = outcome.delta.meta if outcome.delta is not None else {}
+    steps = math.ceil(rows / outcome.trial.batch)
     return Result(
         key=key,
         status=outcome.status,
-        base=job.base.name,
+        base=base,
         task=task,
         metric=outcome.trial.metric,
         trial=asdict(outcome.trial),
-        rows=sizes,
-        majority=job.task.baseline(dataset.train, scored),
         scores=_rounded(outcome),
         trained=meta.get("trained", 0),
         total=meta.get("total", 0),
@@ -131,15 +138,15 @@ def record(job: Job, outcome: Outcome, key: str, task: str, cost: dict[str, floa
             for line in outcome.history
             if "dev_score" in line
         ],
-        versions={"bitfit": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        versions=versions(),
         threads=torch.get_num_threads(),
-        cost=cost,
+        **facts,
     )
 
 
-def _parts(job: Job) -> dict[str, Any]:
-    named = {"train": job.dataset.train, "dev": job.dataset.dev, "test": job.dataset.test}
-    return {name: part for name, part in named.items() if part is not None}
+def versions() -> dict[str, str]:
+    """What the numbers were made with."""
+    return {"bitfit": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def _rounded(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
@@ -283,31 +290,38 @@ class Campaign:
     def describe(self, command: Sequence[str]) -> dict[str, Any]:
         """The manifest: which trials are this study's on this base, and how it was run."""
         base = open_base(self.base)
-        audits = {}
-        for method in grid.methods(self.study, self.settings):
-            if method.name not in self.skipped:
-                found = count(base, method.select, method.head)
-                audits[method.name] = {part: trained for part, (_, trained) in found.parts().items()}
-                audits[method.name]["total"] = found.total
+        ran = [method for method in grid.methods(self.study, self.settings) if method.name not in self.skipped]
         return {
-            "study": self.study.name,
-            "base": {
-                "name": self.name,
-                "fingerprint": base.fingerprint[:12],
-                "layers": base.anatomy.layers,
-                "width": base.width,
-                "parameters": base.anatomy.total,
-            },
+            **about(self.study, base, ran),
             "commands": [list(command)],
             "frame": self.settings.frame(),
             "differences": grid.differences(self.study, self.settings, self.base or self.name),
             "skipped": self.skipped,
-            "split": self.study.protocol.split,
-            "audit": audits,
-            "versions": {"bitfit": __version__, "torch": torch.__version__, "python": platform.python_version()},
             "threads": self.threads or torch.get_num_threads(),
             "points": [{**asdict(point), "key": key} for point, key in self.keys.items()],
         }
+
+
+def about(study: Study, base: Base, methods: Sequence[Method]) -> dict[str, Any]:
+    """What a manifest says of the base and of what each method trains of it."""
+    audits = {}
+    for method in methods:
+        found = count(base, method.select, method.head)
+        parts = {part: trained for part, (_, trained) in found.parts().items()}
+        audits[method.name] = {**parts, "total": found.total}
+    return {
+        "study": study.name,
+        "base": {
+            "name": base.name,
+            "fingerprint": base.fingerprint[:12],
+            "layers": base.anatomy.layers,
+            "width": base.width,
+            "parameters": base.anatomy.total,
+        },
+        "split": study.protocol.split,
+        "audit": audits,
+        "versions": versions(),
+    }
 
 
 def _memory(job: Job, group: list[Trial]) -> float:

@@ -239,7 +239,7 @@ class Study:
     paper: str = _key(_text)
     covers: tuple[str, ...] = _key(_each(_text))
     tasks: tuple[str, ...] = _key(_each(_text))
-    protocol: Protocol = _table(Protocol)
+    protocol: Protocol = _table(Protocol)  # noqa: RUF009 (it is a field)
     methods: tuple[Method, ...] = _many(Method, needed=True)
     about: str = _key(_text, "")
     sizes: tuple[int | None, ...] = _key(_each(_size), (None,))
