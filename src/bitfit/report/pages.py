@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .. import tensorfile
-from ..study.spec import Method, Study
+from ..study.spec import Figure, Method, Study
 from ..study.store import Results
 from .figures import figures
 from .findings import Findings
@@ -25,6 +26,11 @@ METHOD_NOTE = (
 KEY = (
     "Error bars and bands are 95% intervals of the mean over seeds; a diamond is the published value, a dashed line "
     "the majority class (or 0). Axes do not start at 0. Thin curves are single rounds, the bold one is their median."
+)
+
+CURVES = (
+    Figure("Loss of every round", "loss", "Training and dev loss at the chosen rate."),
+    Figure("Dev score of every round", "score", "At the chosen rate."),
 )
 
 
@@ -61,7 +67,19 @@ def _section(name: str, parts: Sequence[Html]) -> list[Html]:
 
 def _drawn(study: Study, bases: Sequence[Findings]) -> list[Html]:
     drawn = [_figure(figure.name, figure.caption, drawing) for figure, drawing in figures(study, bases)]
-    return [tag("p", KEY, class_="small"), *drawn] if drawn else []
+    return [tag("p", KEY, class_="small"), *drawn, *_curves(study, bases)] if drawn else _curves(study, bases)
+
+
+def _curves(study: Study, bases: Sequence[Findings]) -> list[Html]:
+    """Loss and dev score of every round, folded, where the study has no such figure of its own."""
+    own = {figure.kind for figure in study.figures}
+    more = tuple(figure for figure in CURVES if figure.kind not in own)
+    drawn = figures(replace(study, figures=more), [findings for findings in bases if findings.done])
+    return [
+        tag("details", tag("summary", figure.name), tag("p", figure.caption, class_="small"), drawing)
+        for figure, drawing in drawn
+        if bases
+    ]
 
 
 def _figure(name: str, caption: str, drawing: Html) -> Html:
@@ -101,11 +119,15 @@ def _card(verdict: Verdict) -> Html:
     )
     several = len(verdict.comparisons) > 1
     lines = [
-        tag("li", part.says, ": ", tag("b", part.shown), f", p {_p(part.p)}", f" – {part.verdict}" if several else "",
+        tag("li", part.says, ": ", tag("b", part.shown), _told_p(part.p), f"; {part.verdict}" if several else "",
             tag("small", f"{part.test}; {part.places}"))
         for part in verdict.comparisons
     ]  # fmt: skip
     return tag("section", head, tag("ul", *lines), class_="claim")
+
+
+def _told_p(value: float | None) -> str:
+    return ", too few blocks for a test" if value is None else f", p {_p(value)}"
 
 
 def _p(value: float | None) -> str:

@@ -62,11 +62,11 @@ def _printed(table: Table) -> Grid:
 
 
 def _columns(table: Table, findings: Findings) -> list[str]:
-    """The paper's columns, and the tasks that were run beside them."""
+    """Tasks that were run and are not the paper's, then the paper's columns."""
     named = [column for column in table.columns if column != AVERAGE]
     more = [task for task in findings.tasks if task not in named] if named or not table.columns else []
     last = [AVERAGE] if table.average or AVERAGE in table.columns else []
-    return [*named, *more, *last]
+    return [*more, *named, *last]
 
 
 def _by_task(table: Table, findings: Findings) -> Grid:
