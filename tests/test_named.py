@@ -16,7 +16,7 @@ from bitfit.cli import _run
 from bitfit.errors import DataError, UsageError
 from conftest import WORDS
 
-TEXTUAL = [name for name, task in named.known().items() if task.kind in ("classification", "regression")]
+ON_HUB = [name for name, task in named.known().items() if task.hub]
 GLUE = [name for name, task in named.known().items() if task.glue]
 PAPERS = {
     "cola": "matthews", "sst2": "accuracy", "mrpc": "f1", "stsb": "spearman", "qqp": "f1", "mnli": "accuracy",
@@ -29,8 +29,14 @@ def mini_rows(task, count, labelled=True):
     """Rows with the task's columns: texts of known words, labels by number as public files give them."""
     rows = []
     for i in range(count):
-        row = {names[0]: f"{WORDS[i % 10]} {WORDS[(i * 3 + 1) % 20]} {i}" for role, names in task.columns.items()}
-        label = (i % len(task.labels)) if task.labels else (i % 11) / 2
+        words = [WORDS[i % 10], WORDS[(i * 3 + 1) % 20], str(i)]
+        label = {
+            "classification": lambda i=i: i % len(task.labels),
+            "regression": lambda i=i: (i % 11) / 2,
+            "tagging": lambda i=i: ["ADJ", "NOUN", "NUM"],
+            "answering": lambda i=i, words=words: {"text": [words[1]], "answer_start": [len(words[0]) + 1]},
+        }[task.kind]()
+        row = {names[0]: words if task.kind == "tagging" else " ".join(words) for names in task.columns.values()}
         rows.append({**row, task.columns["label"][0]: label if labelled else -1})
     return rows
 
@@ -74,15 +80,23 @@ def test_only_wnli_is_left_out_of_averages():
     assert [name for name, task in named.known().items() if not task.average] == ["wnli"]
 
 
-@pytest.mark.parametrize("name", TEXTUAL)
+@pytest.mark.parametrize("name", PAPERS)
 def test_a_named_task_is_read_as_its_entry_says(name, mini, no_network):
     dataset, task = sources.load(name, folder=mini(name))
-    assert (dataset.kind, dataset.labels, len(dataset.train), len(dataset.dev)) == (task.kind, task.labels, 48, 24)
-    assert dataset.train.labels[1] == (1 if task.labels else 0.5)
+    assert (dataset.kind, len(dataset.train), len(dataset.dev)) == (task.kind, 48, 24)
+    assert dataset.labels == (("ADJ", "NOUN", "NUM") if task.kind == "tagging" else task.labels)
     assert (dataset.columns.text_pair is None) == ("text_pair" not in task.columns)
 
 
-@pytest.mark.parametrize("name", ["mnli", "stsb", "trec"])
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_metric_of_a_named_task_is_one_of_its_kind(name):
+    from bitfit.tasks import Task
+
+    task = named.known()[name]
+    assert Task.of(task.kind, task.labels, task.metric).metric == task.metric
+
+
+@pytest.mark.parametrize("name", ["mnli", "stsb", "ud-pos", "squad"])
 def test_a_named_task_trains_and_is_evaluated_by_name(name, mini, base, tmp_path, no_network):
     from bitfit import Predictor, train
 
@@ -90,9 +104,42 @@ def test_a_named_task_trains_and_is_evaluated_by_name(name, mini, base, tmp_path
     run = train(name, base, data=str(folder), lr=1e-3, epochs=1, evals_per_epoch=1, out=tmp_path / "d.safetensors")
     task = named.known()[name]
     assert (run.best.delta.meta["name"], run.best.trial.metric) == (name, task.metric)
-    assert run.best.delta.labels == task.labels
+    assert run.best.delta.labels == run.dataset.labels
     rows, scores, _ = Predictor(tmp_path / "d.safetensors", base).evaluate(name, folder=folder)
     assert rows == 24 and scores[task.metric].value == pytest.approx(run.best.dev, abs=1e-6)
+
+
+CONLLU = "1\tgood\tgood\tADJ\tJJ\t_\t0\troot\t_\t_\n2\tfilm\tfilm\tNOUN\tNN\t_\t1\tdep\t_\t_\n\n"
+
+
+def test_the_originals_of_ud_are_read_under_their_own_names(tmp_path, no_network):
+    folder = tmp_path / "UD_English-EWT"
+    folder.mkdir()
+    for split in ("train", "dev", "test"):
+        with gzip.open(folder / f"en_ewt-ud-{split}.conllu.gz", "wt") as file:
+            file.write(CONLLU * 4)
+    dataset, _ = sources.load("ud-pos", folder=tmp_path)
+    assert (len(dataset.train), dataset.labels, dataset.columns.label) == (4, ("ADJ", "NOUN"), "upos")
+    assert len(dataset.test) == 4
+
+
+def test_the_originals_of_squad_are_read_under_their_own_names(tmp_path, no_network):
+    answer = {"text": "good", "answer_start": 2}
+    questions = [{"id": str(i), "question": "which film ?", "answers": [answer]} for i in range(3)]
+    article = {"title": "t", "paragraphs": [{"context": "a good film", "qas": questions}]}
+    (tmp_path / "squad_v1.1_part").mkdir()
+    for name in ("train-v1.1.json", "dev_subset_xquad_en.json"):
+        (tmp_path / "squad_v1.1_part" / name).write_text(json.dumps({"version": "1.1", "data": [article]}))
+    dataset, task = sources.load("squad", folder=tmp_path)
+    assert (len(dataset.train), dataset.kind, task.max_length) == (3, "answering", 384)
+    assert any("dev_subset_xquad_en.json is taken as dev; it is only a part" in note for note in dataset.notes)
+
+
+def test_a_task_without_published_split_gets_a_dev_set(mini, tmp_path):
+    write_rows(tmp_path / "data" / "ptb_nltk_sample" / "all.jsonl.gz", mini_rows(named.known()["ptb-pos"], 50))
+    dataset, _ = sources.load("ptb-pos", folder=tmp_path / "data")
+    assert (len(dataset.train), len(dataset.dev)) == (45, 5)
+    assert any("all.jsonl.gz is taken as train" in note for note in dataset.notes)
 
 
 def test_labels_are_taken_by_number_or_by_name(mini, tmp_path):
@@ -154,6 +201,20 @@ def test_a_kind_is_taken_as_given(tmp_path):
     assert sources.load(tmp_path / "own.csv", task="regression")[0].kind == "regression"
 
 
+def test_a_named_task_is_of_its_own_kind(mini):
+    with pytest.raises(UsageError, match="--task regression: rte is a task of its own"):
+        sources.load("rte", folder=mini("rte"), task="regression")
+    assert sources.load("rte", folder=mini("rte"), task="classification")[1].name == "rte"
+
+
+def test_a_delta_refuses_a_named_task_of_another_kind(mini, base):
+    from bitfit import Predictor, train
+
+    delta = train("rte", base, data=str(mini("rte")), lr=1e-3, epochs=1, evals_per_epoch=1).best.delta
+    with pytest.raises(DataError, match="ud-pos is a task of tagging, and the delta is for classification"):
+        Predictor(delta, base).evaluate("ud-pos", folder=mini("ud-pos"))
+
+
 def test_an_unknown_name_suggests_the_right_one():
     with pytest.raises(DataError, match=r'no named task is called so. Did you mean "cola"'):
         sources.load("colla")
@@ -205,17 +266,24 @@ def fake_hub(monkeypatch, splits, calls):
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
 
 
-@pytest.mark.parametrize("name", [name for name in TEXTUAL if named.known()[name].hub])
+@pytest.mark.parametrize("name", ON_HUB)
 def test_the_hub_is_asked_once_and_then_the_copy_is_read(name, mini, tmp_path, monkeypatch, no_network):
     task, calls = named.known()[name], []
     rows = Split(mini_rows(task, 48))
-    fake_hub(monkeypatch, {"train": rows, "validation": rows, "test": Split(mini_rows(task, 9, False))}, calls)
+    fake_hub(monkeypatch, {"train": rows, "validation": rows, "other": rows}, calls)
     for _ in range(2):
         dataset, _ = sources.load(name)
     settings = {"revision": task.hub["revision"]} if "revision" in task.hub else {}
     assert calls == [(task.hub["id"], task.hub.get("config"), settings)]
-    assert (len(dataset.train), len(dataset.dev), dataset.labels) == (48, 48, task.labels)
-    assert dataset.test is None or task.kind == "regression"
+    assert (len(dataset.train), len(dataset.dev)) == (48, 48)
+
+
+def test_the_hubs_hidden_test_labels_are_left_alone(mini, monkeypatch, no_network):
+    task = named.known()["rte"]
+    rows = Split(mini_rows(task, 48))
+    fake_hub(monkeypatch, {"train": rows, "validation": rows, "test": Split(mini_rows(task, 9, False))}, [])
+    dataset, _ = sources.load("rte")
+    assert dataset.test is None and "test.jsonl.gz has no labels and is ignored." in dataset.notes
 
 
 def test_tags_of_the_hub_come_by_name(mini, tmp_path, monkeypatch, no_network):

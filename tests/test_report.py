@@ -55,7 +55,7 @@ def test_holm_keeps_order_and_never_lowers_a_p():
 def made_up(study, score, seeds=5, tasks=None, base="made-up", label="t", missing=0.0, sizes=None, gap=0.1):
     """Findings in which method and seed decide the score by a function."""
     settings = Settings(seeds=seeds, tasks=tasks, search="all", lr=(1e-3,))
-    points = grid.search(study, settings, base, 384)
+    points = grid.search(study, settings, base, lambda method: method.rates)
     draw = random.Random(1)
     results = {p: None if draw.random() < missing else _result(p, score(p), gap, label) for p in points}
     manifest = {

@@ -93,10 +93,11 @@ def load(
         assert path is not None
         files, renamed = data.find_files(path)
         notes += renamed
-    follows = asked or (meant if kind in (None, meant and meant.kind) else None)
+    if meant and ((asked or meant) is not meant or (kind or meant.kind) != meant.kind):
+        raise UsageError(f"--task {task}: {meant.name} is a task of its own; leave --task away")
+    follows = asked or meant
+    kind = follows.kind if follows else kind
     found = _columns(follows, files.train, columns) if follows else columns
-    if follows:
-        kind = follows.kind
     share = HOLDOUT_SHARE if protocol == "holdout" else None
     labels = follows.labels if follows else ()
     dataset = data.load(files, **found, task=kind, labels=labels, train_size=train_size, seed=seed, holdout=share)

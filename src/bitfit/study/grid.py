@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..plan import default_rates
 from .spec import Method, Study
 
 MISMATCHED = "mnli-mm"
+Suits = Callable[[Method], tuple[float, ...]]  # the rates that suit a method on the base at hand
 FLOPS = 45e9  # what one slow core sustains in a step (LOG.md): for estimates before anything was measured
 
 
@@ -85,16 +85,16 @@ def _sizes(study: Study, settings: Settings, task: str) -> list[int | None]:
     return list(dict.fromkeys(kept))
 
 
-def rates(study: Study, settings: Settings, method: Method, task: str, base: str, width: int) -> tuple[float, ...]:
-    """The rates of a method: the paper's on the paper's bases, else those that suit the selection and the width."""
+def rates(study: Study, settings: Settings, method: Method, task: str, base: str, suits: Suits) -> tuple[float, ...]:
+    """The rates of a method: the paper's on the paper's bases, else those that suit the selection and the base."""
     if isinstance(settings.lr, tuple):
         return settings.lr
     published = method.rates_by_task.get(task, method.rates)
-    suits = settings.lr == "auto" or (settings.lr is None and base not in study.protocol.bases)
-    return default_rates(method.select, width) if suits and not method.fixed else published
+    other = settings.lr == "auto" or (settings.lr is None and base not in study.protocol.bases)
+    return suits(method) if other and not method.fixed else published
 
 
-def search(study: Study, settings: Settings, base: str, width: int) -> list[Point]:
+def search(study: Study, settings: Settings, base: str, suits: Suits) -> list[Point]:
     """The first stage: every rate and batch size, on the first seed or on all of them."""
     points = []
     for task, size in places(study, settings):
@@ -102,7 +102,7 @@ def search(study: Study, settings: Settings, base: str, width: int) -> list[Poin
             grid = [
                 (lr, batch)
                 for batch in settings.batch or study.protocol.batch
-                for lr in rates(study, settings, method, task, base, width)
+                for lr in rates(study, settings, method, task, base, suits)
             ]
             whole = (settings.search or study.protocol.search) == "all" or len(grid) == 1
             seeds = range(rounds(study, settings, task) if whole else 1)

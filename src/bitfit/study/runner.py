@@ -18,7 +18,7 @@ from ..audit import count
 from ..base import Base, load_base
 from ..checkpoint import SECONDS, Store
 from ..errors import DataError, Interrupted, SelectionError, UsageError, suggest
-from ..plan import Plan, Trial
+from ..plan import Plan, Trial, default_rates
 from ..selection import parse_init, select
 from ..training import Job, Outcome, Runner, Watch, passes, prepare, run_pass, tested
 from . import grid
@@ -279,7 +279,14 @@ class Campaign:
 
     def search(self) -> list[Point]:
         """The points of the first stage."""
-        return grid.search(self.study, self.settings, self.base or self.name, open_base(self.base).width)
+        return grid.search(self.study, self.settings, self.base or self.name, self._suiting)
+
+    def _suiting(self, method: Method) -> tuple[float, ...]:
+        base = open_base(self.base)
+        try:
+            return default_rates(select(base.anatomy, method.select, 0), base.width)
+        except SelectionError:  # the base has no such term; `plan` says so
+            return method.rates[:1]
 
     def repeat(self, first: Sequence[Point]) -> list[Point]:
         """The points of the second stage, once the first is done."""
