@@ -101,6 +101,11 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--fold", action="store_true", help="drop the biases that others can stand for; same predictions")
     _add_base(it)
 
+    it = command(study, "the papers' tables and figures as studies: list, show, run, report")
+    from .study.options import add_options
+
+    add_options(it)
+
     it = command(tasks, "list the named tasks and where their data was found")
     _add_data(it)
     _add_json(it)
@@ -377,6 +382,15 @@ def export(args: argparse.Namespace) -> None:
     found = Delta.load(args.delta)
     folder = write(found, base_of(found, args.base), args.out, args.fold)
     show.out.print(f"wrote {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+
+
+def study(args: argparse.Namespace) -> None:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's thread pool would cost more than the whole command
+    from .study.terminal import act
+
+    answer = act(args)
+    if answer is not None:
+        _print_json(answer)
 
 
 def tasks(args: argparse.Namespace) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .selection import Selection
     from .tasks import Task
 
+DROPOUTS = ("on", "off", "first-tenth")
 PROTOCOLS = ("published", "holdout")
 EVALUATIONS = {"published": 2, "holdout": 10}
 NARROW = 512  # up to this width the larger rates won on real tasks (LOG.md)
@@ -51,6 +52,7 @@ class Trial:
     protocol: str
     metric: str
     prefix_dropout: bool
+    dropout: str = "on"
 
 
 def _option(default: Any, text: str, read: Callable[[str], Any] = str, choices: Sequence[str] = ()) -> Any:
@@ -95,6 +97,7 @@ class Plan:
     data: str | None = _option(None, "folder of the named tasks' data: DATA/TASK/SPLIT.jsonl[.gz] ($BITFIT_DATA)")
     metric: str | None = _option(None, "what picks the best checkpoint and trial (accuracy; spearman for numbers)")
     prefix_dropout: bool = _option(False, "dropout below the lowest trained layer too; slower", bool)
+    dropout: str = _option("on", "first-tenth: only in the first tenth of each epoch", choices=DROPOUTS)
     task: str | None = _option(None, f"a named task, or a kind: {', '.join(get_args(Kind))} (what the data tells)")
     text: str | None = _option(None, "text column (found by itself)")
     text_pair: str | None = _option(None, "second text column; a question's context")

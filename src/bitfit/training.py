@@ -83,7 +83,8 @@ class Job:
     def losses(self, runners: list[Runner], step: int) -> list[Tensor]:
         """Each lane's loss on its own batch of this step, under its own dropout stream."""
         chosen = {r.k: batch_rows(r.trial, step, len(self.train)) for r in runners}
-        streams = {r.k: stream(r.trial.seed, step) for r in runners}
+        dropping = drops_out(runners[0].trial, step, len(self.train))
+        streams = {r.k: stream(r.trial.seed, step) for r in runners} if dropping else None
         rows = {k: self.train.rows.take(numbers) for k, numbers in chosen.items()}
         bank = runners[0].bank
         logits = bank.logits(rows, streams)
@@ -214,6 +215,12 @@ def batch_rows(trial: Trial, step: int, rows: int) -> Array:
     """Which training rows a trial sees at a step (from 1): its own seeded order, anew each epoch."""
     epoch, place = divmod(step - 1, steps_per_epoch(trial, rows))
     return _order(trial.seed, epoch, rows)[place * trial.batch : (place + 1) * trial.batch]
+
+
+def drops_out(trial: Trial, step: int, rows: int) -> bool:
+    """Whether dropout is on at a step; what-to-freeze had it only up to the first of ten evaluations of each epoch."""
+    steps = steps_per_epoch(trial, rows)
+    return trial.dropout == "on" or (trial.dropout == "first-tenth" and (step - 1) % steps < max(1, round(steps / 10)))
 
 
 @lru_cache(maxsize=32)
@@ -453,12 +460,12 @@ def _read(source: str | Path, asked: Plan) -> tuple[Dataset, NamedTask | None]:
 def passes(job: Job, trials: list[Trial], lanes: int | None) -> list[list[Trial]]:
     """Which trials train together: a function of the trials alone. Who trains much of the matrices trains alone."""
     groups: list[list[Trial]] = []
-    last: tuple[int, int] | None = None
+    last: tuple[object, ...] | None = None
     for trial in trials:
         sites = job.base.grown(trial.inject)
         chosen = select(sites, trial.select, trial.seed)
         # A frozen layer of one lane is frozen in all lanes of a pass: else a lane would not equal its separate run.
-        like = trial.batch, sites.layers_below(_differing(sites, trial, chosen))
+        like = trial.batch, trial.dropout, sites.layers_below(_differing(sites, trial, chosen))
         room = 1 if chosen.matrix_share > SCATTERED else lanes or LANES
         if groups and like == last and len(groups[-1]) < room:
             groups[-1].append(trial)
@@ -563,12 +570,17 @@ def _best(job: Job, outcomes: list[Outcome]) -> Outcome:
         rates = ", ".join(f"{outcome.trial.lr:g}" for outcome in outcomes)
         raise Diverged(f"every trial diverged (rates {rates}): the loss was no number; try smaller --lr")
     best = max(done, key=lambda outcome: outcome.dev or 0.0)
+    return tested(job, best)
+
+
+def tested(job: Job, best: Outcome) -> Outcome:
+    """The outcome with its scores on the test part and on what other parts there are."""
+    if best.delta is None:
+        return best
     tests = {} if job.dataset.test is None else {"test": job.dataset.test}
-    return _tested(job, best, {**tests, **job.dataset.more})
-
-
-def _tested(job: Job, best: Outcome, tests: dict[str, Examples]) -> Outcome:
-    assert best.delta is not None
+    tests |= job.dataset.more
+    if not tests:
+        return best
     model = Model(job.base, job.task.outputs, best.trial.pool)
     bank = Bank(model, [lane_of_delta(model, best.delta)])
     scores = {name: job.scores(bank, 0, job.task.encode(job.encoder, test), test) for name, test in tests.items()}
