@@ -11,7 +11,7 @@ SOURCE = ROOT / "src" / "bitfit"
 # From the bottom up: a module imports only what stands before it.
 LAYERS = (
     *("errors", "anatomy", "selection", "tensorfile", "rows", "base", "delta", "model", "dropout"),
-    *("sparse", "packed", "bank", "encode", "data"),
+    *("sparse", "layout", "layer", "packed", "bank", "encode", "data"),
     *("tasks.metrics", "tasks", "stop", "checkpoint", "plan", "training", "prediction", "exporting", "audit"),
     *("doctor", "report", "report.changemap", "show", "demo", "cli", "__main__"),
 )
