@@ -49,7 +49,7 @@ def encode(tensors: Mapping[str, Array], meta: Mapping[str, Any]) -> bytes:
     names = sorted(tensors)
     arrays = {name: np.ascontiguousarray(tensors[name]) for name in names}
     signed = {**meta, "sha256": digest(arrays, meta)}
-    header: dict[str, Any] = {"__metadata__": {ENTRY: json.dumps(signed, sort_keys=True, allow_nan=False)}}
+    header: dict[str, Any] = {"__metadata__": {ENTRY: _text(signed)}}
     offset = 0
     for name in names:
         array = arrays[name]
@@ -67,12 +67,16 @@ def encode(tensors: Mapping[str, Array], meta: Mapping[str, Any]) -> bytes:
 def digest(tensors: Mapping[str, Array], meta: Mapping[str, Any]) -> str:
     """SHA-256 over the metadata (its own digest aside) and over each array's name, type, shape and bytes."""
     rest = {key: value for key, value in meta.items() if key != "sha256"}
-    state = hashlib.sha256(json.dumps(rest, sort_keys=True, allow_nan=False).encode())
+    state = hashlib.sha256(_text(rest).encode())
     for name in sorted(tensors):
         array = tensors[name]
         state.update(f"\n{name} {CODES[array.dtype]} {array.shape}\n".encode())
         state.update(array.data if array.flags.c_contiguous else np.ascontiguousarray(array).data)
     return state.hexdigest()
+
+
+def _text(meta: Mapping[str, Any]) -> str:
+    return json.dumps(meta, sort_keys=True, allow_nan=False)
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -196,6 +200,8 @@ def _metadata(entry: object, refuse: Callable[[str], DeltaError]) -> dict[str, A
     meta = json.loads(entry[ENTRY], object_pairs_hook=_unique, parse_constant=_constant)
     if not isinstance(meta, dict):
         raise refuse("its metadata is not a table")
+    if _text(meta) != entry[ENTRY]:  # a digit that changes no number would pass the digest
+        raise refuse("its metadata is not as bitfit writes it; the file was edited")
     return meta
 
 
