@@ -11,8 +11,11 @@ SOURCE = ROOT / "src" / "bitfit"
 # From the bottom up: a module imports only what stands before it.
 LAYERS = (
     *("errors", "anatomy", "selection", "tensorfile", "rows", "base", "delta", "model", "dropout"),
-    *("sparse", "layout", "layer", "packed", "bank", "encode", "data"),
-    *("tasks.metrics", "tasks", "stop", "checkpoint", "plan", "training", "prediction", "exporting", "audit"),
+    *("sparse", "layout", "layer", "packed", "bank"),
+    *("examples", "formats", "sentences", "questions", "labelsets", "encode", "data"),
+    *("named", "sources"),
+    *("tasks.metrics", "tasks.sums", "tasks.task", "tasks.texts", "tasks.tagging", "tasks.answering", "tasks"),
+    *("stop", "checkpoint", "plan", "training", "prediction", "glue", "exporting", "audit"),
     *("doctor", "report", "report.changemap", "show", "demo", "cli", "__main__"),
 )
 

@@ -46,7 +46,9 @@ def parser() -> argparse.ArgumentParser:
 
     it = command(train, "train a delta on a labelled file; several rates, batch sizes or seeds are trials")
     it.add_argument(
-        "source", metavar="DATA", help="CSV, TSV, JSONL or Parquet file (.gz too), or a folder with train/dev/test"
+        "source",
+        metavar="DATA",
+        help="CSV, TSV, JSONL, Parquet, CoNLL-U or SQuAD JSON file (.gz too), a folder of such, or a named task",
     )
     _add_base(it)
     _add_plan(it)
@@ -54,18 +56,28 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--resume", action="store_true", help="go on after an interruption")
     _add_json(it)
 
-    it = command(predict, "classify texts, or all rows of a file as a stream")
+    it = command(predict, "answer texts, or all rows of a file as a stream")
     _add_delta(it)
-    it.add_argument("texts", metavar="TEXT", nargs="*", help="texts; for a delta of pairs two each")
+    it.add_argument(
+        "texts",
+        metavar="TEXT",
+        nargs="*",
+        help="texts; for a delta of pairs two each, for answers question and context",
+    )
     it.add_argument("--file", type=Path, help="a data file: the columns of training, or found anew")
     it.add_argument("--out", type=Path, help="write a CSV instead of printing")
+    it.add_argument("--glue", type=Path, metavar="DIR", help="write the GLUE server's files of the task's test sets")
+    it.add_argument("--task", help="with --glue: the named task, where the delta does not know it")
+    _add_data(it)
     _add_columns(it, "text", "text_pair")
     _add_base(it)
     _add_json(it)
 
     it = command(evaluate, "score a delta on a labelled file: every metric with its 95%% interval")
     _add_delta(it)
-    it.add_argument("source", metavar="DATA", type=Path, help="a labelled file, or a folder with a test file")
+    it.add_argument("source", metavar="DATA", help="a labelled file, a folder with a test file, or a named task")
+    it.add_argument("--split", help="which file of a folder (test) or split of a named task (dev)")
+    _add_data(it)
     _add_columns(it, "text", "text_pair", "label")
     _add_base(it)
     _add_json(it)
@@ -87,12 +99,20 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write")
     _add_base(it)
 
-    _add_json(command(doctor, "say what is installed and which bases are found"))
+    it = command(tasks, "list the named tasks and where their data was found")
+    _add_data(it)
+    _add_json(it)
+
+    _add_json(command(doctor, "say what is installed and which bases and data are found"))
     return top
 
 
 def _add_base(it: argparse.ArgumentParser) -> None:
     it.add_argument("--base", help="folder or hub id of the frozen base (the demo wheel's all-MiniLM-L6-v2)")
+
+
+def _add_data(it: argparse.ArgumentParser) -> None:
+    it.add_argument("--data", metavar="DIR", help="folder of the named tasks' data ($BITFIT_DATA)")
 
 
 def _add_delta(it: argparse.ArgumentParser) -> None:
@@ -144,20 +164,24 @@ def train(args: argparse.Namespace) -> None:
     plan = {entry.name: getattr(args, entry.name) for entry in fields(Plan) if hasattr(args, entry.name)}
     Plan(**plan)  # a wrong option must not cost the seconds that importing torch takes
     from . import show
+    from .training import sized, sweep
     from .training import train as fit
 
     target = args.out or default_out(args.source)
     began = time.monotonic()
+    several = len(plan.get("train_size", ())) > 1
     with show.training_bar(quiet=args.json) as watch:
-        run = fit(
-            args.source, args.base, out=target, resume=args.resume, watch=watch, say=show.note,
-            **plan, **_checkpoint_seconds(),
-        )  # fmt: skip
+        options = {"out": target, "resume": args.resume, "watch": watch, "say": show.note, **_checkpoint_seconds()}
+        run: Any = (sweep if several else fit)(args.source, args.base, **options, **plan)
     took = time.monotonic() - began
-    if args.json:
+    if several and args.json:
+        _print_json({"sizes": [train_json(one, sized(target, size), took) for size, one in run.items()]})
+    elif several:
+        show.sweep(run, target, took)
+    elif args.json:
         _print_json(train_json(run, target, took))
     else:
-        show.run(run, target, took)
+        show.run(run, target, took, args.base)
 
 
 def default_out(source: str) -> Path:
@@ -177,13 +201,15 @@ def train_json(run: Any, target: Path, took: float) -> dict[str, Any]:
     ]
     return {
         "delta": str(target),
-        **{key: meta[key] for key in ("base", "task", "select", "head")},
-        **{key: getattr(best.trial, key) for key in ("lr", "batch", "seed", "epochs")},
+        **{key: meta[key] for key in ("base", "task", "name", "select", "head")},
+        **{key: getattr(best.trial, key) for key in ("lr", "batch", "seed", "epochs", "train_size", "protocol")},
         "trained": meta["trained"],
         "metric": meta["metric"],
         "dev": values["dev"],
         "test": values.get("test"),
+        "more": {name: values[name] for name in values if name not in ("dev", "test", "train")},
         "train": values["train"],
+        "gap": best.gap,
         "majority": run.majority,
         "trials": trials,
         "seconds": took,
@@ -192,44 +218,83 @@ def train_json(run: Any, target: Path, took: float) -> dict[str, Any]:
 
 
 def predict(args: argparse.Namespace) -> None:
+    if args.glue is not None:
+        submit(args)
+        return
     if bool(args.texts) == (args.file is not None):
         raise UsageError("predict takes texts or --file FILE, one of the two")
+    from . import show
     from .prediction import Predictor
 
     predictor = Predictor(args.delta, args.base)
     given = _columns(args, "text", "text_pair")
+    if args.file:
+        found = predictor.columns_in(args.file, **given)
+        if found.text != predictor.columns.text:
+            show.note(f"{args.file}: the text is column {found.text!r}.")
     source = predictor.texts_in(args.file, **given) if args.file else predictor.texts_of(args.texts)
     answers = predictor.answers(source)
     if args.out is not None:
-        _write_csv(args.out, answers)
+        _write_csv(args.out, answers, args.file, args.delta)
+        _note_cut(predictor)
         return
     for answer in answers:
         print(json.dumps(answer, ensure_ascii=False) if args.json else _line(answer), flush=True)
+    _note_cut(predictor)
+
+
+def _note_cut(predictor: Any) -> None:
+    from .show import note
+
+    if predictor.cut:
+        note(f"{predictor.cut:,} texts were cut at {predictor.delta.meta['max_length']} tokens")
+
+
+def submit(args: argparse.Namespace) -> None:
+    """`predict --glue`: the prediction files of the GLUE server."""
+    if args.texts or args.out is not None:
+        raise UsageError("--glue DIR writes files of whole test sets: it takes no texts and no --out")
+    from . import glue, show
+    from .prediction import Predictor
+
+    predictor = Predictor(args.delta, args.base)
+    written = glue.submit(predictor, args.glue, task=args.task, file=args.file, folder=args.data)
+    if args.json:
+        _print_json([{"file": str(path), "rows": rows, "expected": wanted} for path, rows, wanted in written])
+        return
+    for path, rows, wanted in written:
+        doubt = "" if rows == wanted else f"; the server wants {wanted:,}"
+        show.out.print(f"wrote {path} ({rows:,} rows{doubt})", soft_wrap=True)
 
 
 def _line(answer: dict[str, Any]) -> str:
     from .show import clean
 
-    return f"{answer['value']:g}" if "value" in answer else f"{clean(answer['label'])}\t{answer['score']:.4f}"
+    if "value" in answer:
+        return f"{answer['value']:g}"
+    if "tags" in answer:
+        return clean(" ".join(f"{word}/{tag}" for word, tag in zip(answer["tokens"], answer["tags"], strict=True)))
+    if "labels" in answer:
+        return clean(", ".join(answer["labels"]) or "(none)")
+    return f"{clean(answer['label'] if 'label' in answer else answer['answer'])}\t{answer['score']:.4f}"
 
 
-def _write_csv(path: Path, answers: Iterable[dict[str, Any]]) -> None:
+def _write_csv(path: Path, answers: Iterable[dict[str, Any]], *inputs: Path | None) -> None:
     import csv
 
     from .show import note
     from .tensorfile import check_target
 
-    check_target(path)
+    check_target(path, *(given for given in inputs if given is not None))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     count = 0
     try:
         with temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             for count, answer in enumerate(answers, 1):
-                scores = answer.pop("scores", {})
                 if count == 1:
-                    writer.writerow([*answer, *(f"p({label})" for label in scores)])
-                writer.writerow([*answer.values(), *scores.values()])
+                    writer.writerow(_flat(answer))
+                writer.writerow(_flat(answer).values())
         temporary.replace(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror})") from error
@@ -238,12 +303,22 @@ def _write_csv(path: Path, answers: Iterable[dict[str, Any]]) -> None:
     note(f"wrote {count:,} rows to {path}")
 
 
+def _flat(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer as cells: a column per label's score, a list as JSON."""
+    cells = {key: json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for key, v in answer.items()}
+    scores: Any = cells.pop("scores", {})
+    named = (
+        {f"p({label})": value for label, value in scores.items()} if isinstance(scores, dict) else {"scores": scores}
+    )
+    return {**cells, **named}
+
+
 def evaluate(args: argparse.Namespace) -> None:
     from . import show
     from .prediction import Predictor
 
     given = _columns(args, "text", "text_pair", "label")
-    rows, scores, notes = Predictor(args.delta, args.base).evaluate(args.source, **given)
+    rows, scores, notes = Predictor(args.delta, args.base).evaluate(args.source, args.split, args.data, **given)
     for text in notes:
         show.note(text)
     if args.json:
@@ -276,8 +351,9 @@ def inspect(args: argparse.Namespace) -> None:
     meta, size = found.meta, args.delta.stat().st_size
     if args.plot is not None:
         from .report import changemap
-        from .tensorfile import replace
+        from .tensorfile import check_target, replace
 
+        check_target(args.plot, args.delta)
         replace(args.plot, changemap.svg(found.change, f"Change of {meta['base']} ({meta['select']})").encode())
     if args.json:
         keys = ("base", "fingerprint", "select", "head", "task", "labels", "metrics")
@@ -298,6 +374,18 @@ def export(args: argparse.Namespace) -> None:
     found = Delta.load(args.delta)
     folder = write(found, base_of(found, args.base), args.out)
     show.out.print(f"wrote {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+
+
+def tasks(args: argparse.Namespace) -> None:
+    from .sources import listing
+
+    found = listing(args.data)
+    if args.json:
+        _print_json(found)
+        return
+    from . import show
+
+    show.tasks(found)
 
 
 def doctor(args: argparse.Namespace) -> None:

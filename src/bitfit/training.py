@@ -17,22 +17,23 @@ import torch
 import transformers
 from torch import Tensor
 
-from . import __version__, data, tensorfile
-from .bank import Bank, change_map, lane_of_delta, lane_to_train
+from . import __version__, sources, tensorfile
+from .bank import Bank, change_map, lane_of_delta, lane_to_train, outputs
 from .base import Base, load_base
 from .checkpoint import Store
-from .data import Dataset, Examples
 from .delta import FORMAT, Delta
-from .encode import Encoder
+from .encode import Encoded, Encoder
 from .errors import Diverged, Interrupted, UsageError, suggest
+from .examples import Dataset, Examples
 from .model import Model
+from .named import NamedTask
 from .plan import Plan, Trial
 from .rows import Rows, by_length
 from .selection import Selection, parse_init, select
 from .sparse import SCATTERED
 from .stop import Stop
 from .tasks import Task
-from .tasks.metrics import Score, majority, score
+from .tasks.metrics import Score
 from .tensorfile import Array, Tensors
 
 LOSS_POINTS = 1000
@@ -43,6 +44,27 @@ LANES = 16
 PREFIX_BYTES = 1 << 30
 
 
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Examples as the bank takes them, with what the loss compares."""
+
+    examples: Examples
+    encoded: Encoded
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.encoded.rows)
+
+    @property
+    def rows(self) -> Rows:
+        """The token rows."""
+        return self.encoded.rows
+
+    def with_rows(self, rows: Rows) -> Part:
+        """The same with what is known of its rows."""
+        return replace(self, encoded=replace(self.encoded, rows=rows))
+
+
 @dataclass(frozen=True)
 class Job:
     """What all trials of a run share: the task and its encoded data, on one base."""
@@ -51,18 +73,21 @@ class Job:
     task: Task
     dataset: Dataset
     encoder: Encoder
-    train: Rows
-    dev: Rows
+    train: Part
+    dev: Part
     stop: Stop
     device: torch.device
+    named: NamedTask | None = None
 
     def losses(self, runners: list[Runner], step: int) -> list[Tensor]:
         """Each lane's loss on its own batch of this step, under its own dropout stream."""
-        golds = self.dataset.train.labels
         chosen = {r.k: batch_rows(r.trial, step, len(self.train)) for r in runners}
         streams = {r.k: stream(r.trial.seed, step) for r in runners}
-        logits = runners[0].bank.logits({k: self.train.take(rows) for k, rows in chosen.items()}, streams)
-        return [self.task.loss(logits[r.k], self.targets([golds[i] for i in chosen[r.k]])) for r in runners]
+        rows = {k: self.train.rows.take(numbers) for k, numbers in chosen.items()}
+        bank = runners[0].bank
+        logits = bank.logits(rows, streams)
+        places = {k: bank.model.output_places(self.train.rows, numbers) for k, numbers in chosen.items()}
+        return [self.task.loss(logits[r.k], self.train.targets[places[r.k]], rows[r.k]) for r in runners]
 
     def with_prefix(self, bank: Bank) -> Job:
         """The job with the states of the bank's frozen layers beside its rows, as far as memory allows.
@@ -71,11 +96,12 @@ class Job:
         computes them again, sees the same bits.
         """
         room, parts = PREFIX_BYTES, []
-        for rows in (self.train, self.dev):
-            size = bank.prefix_bytes(rows)
+        for part in (self.train, self.dev):
+            size = bank.prefix_bytes(part.rows)
             with torch.inference_mode():
-                parts.append(bank.with_prefix(rows, self._batches(rows)) if size <= room else rows)
-            room -= size if size <= room else 0
+                fits = size <= room
+                parts.append(part.with_rows(bank.with_prefix(part.rows, self._batches(part.rows))) if fits else part)
+            room -= size if fits else 0
         return replace(self, train=parts[0], dev=parts[1])
 
     def _batches(self, rows: Rows) -> Iterator[Array]:
@@ -83,17 +109,14 @@ class Job:
             self.stop.check()
             yield chosen
 
-    def targets(self, labels: Sequence[float]) -> Tensor:
-        """Gold labels where the loss is computed."""
-        return self.task.targets(labels, self.device)
-
     def outputs(self, bank: Bank, k: int, rows: Rows) -> Array:
         """Lane k's outputs for all rows, in their order."""
-        out = np.zeros((len(rows), self.task.outputs), np.float32)
-        with torch.inference_mode():
-            for chosen in self._batches(rows):
-                out[chosen] = bank.logits({k: rows.take(chosen)})[k].cpu().numpy()
-        return out
+        return outputs(bank, k, rows, self._batches(rows))
+
+    def scores(self, bank: Bank, k: int, encoded: Encoded, examples: Examples) -> dict[str, Score]:
+        """Every metric of lane k on some examples."""
+        predictions = self.task.predictions(self.outputs(bank, k, encoded.rows), encoded, examples)
+        return self.task.scores(predictions, examples)
 
 
 @dataclass(eq=False)
@@ -240,15 +263,15 @@ def evaluate_lanes(job: Job, runners: list[Runner], step: int, evaluations: set[
     """Evaluate every running lane that is due at this step and has not been evaluated there yet."""
     if step not in evaluations:
         return
-    golds = job.dataset.dev.labels
+    dev = job.dev
     for runner in runners:
         if runner.status == "running" and runner.evaluated != step:
-            logits = job.outputs(runner.bank, runner.k, job.dev)
-            loss = float(job.task.loss(torch.from_numpy(logits), job.task.targets(golds, torch.device("cpu"))))
+            logits = job.outputs(runner.bank, runner.k, dev.rows)
+            loss = float(job.task.loss(torch.from_numpy(logits), dev.targets.cpu(), dev.rows))
             if not np.isfinite(logits).all() or not math.isfinite(loss):
                 runner.diverge(step)
                 continue
-            result = score(job.task.metric, job.task.predictions(logits), golds, len(job.task.labels) or None)
+            result = job.task.score(job.task.predictions(logits, dev.encoded, dev.examples), dev.examples)
             epoch = step / steps_per_epoch(runner.trial, len(job.train))
             runner.keep_best(step, epoch, loss, result)
 
@@ -292,6 +315,11 @@ class Outcome:
         """The dev score by the trial's metric, of its best checkpoint."""
         return self.scores["dev"][self.trial.metric].value if self.delta is not None else None
 
+    @property
+    def gap(self) -> dict[str, float]:
+        """The generalisation gap: by how much train scores above dev, by every metric."""
+        return {name: self.scores["train"][name].value - dev.value for name, dev in self.scores["dev"].items()}
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -299,7 +327,8 @@ class Run:
 
     trials: list[Outcome]
     best: Outcome
-    majority: float
+    majority: float  # the score of the task's baseline
+    baseline_name: str
     dataset: Dataset
     notes: tuple[str, ...]
 
@@ -329,8 +358,11 @@ def train(
         if name not in known:
             raise UsageError(f'train has no option "{name}".{suggest(name, known)}')
     asked = Plan(**plan)
+    if isinstance(asked.train_size, Sequence):
+        raise UsageError("train takes one train size; bitfit.sweep takes several")
     if out is not None:
-        tensorfile.check_target(Path(out))
+        tensorfile.check_target(Path(out), *([] if isinstance(source, Dataset) else [Path(source)]))
+        tensorfile.check_target(run_folder(out) / "history")
     notes: list[str] = []
 
     def note(text: str) -> None:
@@ -350,36 +382,71 @@ def train(
                 outcomes += run_pass(job, group, part, store, watch or (lambda *_: None), note)
             if folder is not None:
                 _write_histories(outcomes, folder)
+            if all(outcome.delta is None for outcome in outcomes):
+                store.clear()  # there is nothing to go on from
             best = _best(job, outcomes)
         assert best.delta is not None
         if out is not None:
             best.delta.save(out)
             store.clear()
-    return Run(outcomes, best, _majority(job), job.dataset, tuple(notes))
+    baseline = job.task.baseline(job.dataset.train, job.dataset.dev)
+    return Run(outcomes, best, baseline, job.task.baseline_name, job.dataset, tuple(notes))
+
+
+def sweep(
+    source: str | Path,
+    base: Base | str | None = None,
+    *,
+    train_size: Sequence[int],
+    out: str | Path | None = None,
+    **options: Any,
+) -> dict[int, Run]:
+    """A run per train size, the smallest first; the rows of each lie within those of the next."""
+    loaded = base if isinstance(base, Base) else load_base(base)
+    sizes = sorted(set(train_size))
+    targets = {size: None if out is None else sized(out, size) for size in sizes}
+    return {size: train(source, loaded, train_size=size, out=targets[size], **options) for size in sizes}
+
+
+def sized(out: str | Path, size: int) -> Path:
+    """Where the delta of one size of a sweep goes: NAME-SIZE.safetensors."""
+    path = Path(out)
+    return path.with_name(f"{path.stem}-{size}{path.suffix}")
 
 
 def prepare(source: str | Path | Dataset, base: Base | str | None, asked: Plan, note: Note) -> tuple[Job, list[Trial]]:
     """Read the data, load the base, encode: everything before the first step."""
-    if isinstance(source, Dataset):
-        dataset = source
-    else:
-        dataset = data.load(
-            source, text=asked.text, text_pair=asked.text_pair, label=asked.label, train_size=asked.train_size
-        )
+    dataset, named = (source, None) if isinstance(source, Dataset) else _read(source, asked)
     for text in dataset.notes:
         note(text)
-    task = Task.of(dataset.kind, dataset.labels, asked.metric).fitted(dataset.train.labels)
+    metric = asked.metric or (named.metric if named else None)
+    task = Task.of(dataset.kind, dataset.labels, metric).fitted(dataset.train)
     device = pick_device(asked.device)
+    pool = task.pool(asked.pool)
     loaded = (base if isinstance(base, Base) else load_base(base)).to(device)
     loaded.require_clean()
-    encoder = Encoder(loaded, asked.max_length)
-    train_rows, dev_rows = (encoder(part.texts, part.pairs) for part in (dataset.train, dataset.dev))
-    if train_rows.cut > 0.02 * len(train_rows):
-        share = f"{train_rows.cut / len(train_rows):.0%}"
-        note(f"{share} of the training texts are cut at {encoder.max_length} tokens; --max-length reads more.")
-    job = Job(loaded, task, dataset, encoder, train_rows, dev_rows, Stop(), device)
-    pool = Model(loaded, task.outputs, asked.pool).pool
-    return job, asked.trials(loaded, task, encoder.max_length, pool)
+    usual = min(named.max_length, loaded.max_length) if named and named.max_length else None
+    encoder = task.encoder(loaded, asked.max_length or usual, asked.stride)
+    parts = [_part(task, encoder, examples, device) for examples in (dataset.train, dataset.dev)]
+    for name, part in zip(("train", "dev"), parts, strict=True):
+        for text in task.remarks(encoder, part.encoded, part.examples):
+            note(f"{name}: {text}")
+    job = Job(loaded, task, dataset, encoder, parts[0], parts[1], Stop(), device, named)
+    pool = Model(loaded, task.outputs, pool).pool
+    return job, asked.trials(loaded, task, encoder, pool)
+
+
+def _part(task: Task, encoder: Encoder, examples: Examples, device: torch.device) -> Part:
+    encoded = task.encode(encoder, examples)
+    return Part(examples, encoded, torch.from_numpy(task.targets(encoded, examples)).to(device))
+
+
+def _read(source: str | Path, asked: Plan) -> tuple[Dataset, NamedTask | None]:
+    assert not isinstance(asked.train_size, Sequence)
+    return sources.load(
+        source, folder=asked.data, task=asked.task, protocol=asked.protocol, train_size=asked.train_size,
+        seed=asked.data_seed, text=asked.text, text_pair=asked.text_pair, label=asked.label,
+    )  # fmt: skip
 
 
 def passes(job: Job, trials: list[Trial], lanes: int | None) -> list[list[Trial]]:
@@ -390,7 +457,7 @@ def passes(job: Job, trials: list[Trial], lanes: int | None) -> list[list[Trial]
         chosen = select(job.base.anatomy, trial.select, trial.seed)
         # A frozen layer of one lane is frozen in all lanes of a pass: else a lane would not equal its separate run.
         like = trial.batch, job.base.anatomy.layers_below(_differing(job, trial, chosen))
-        room = 1 if _much(chosen) else lanes or LANES
+        room = 1 if chosen.matrix_share > SCATTERED else lanes or LANES
         if groups and like == last and len(groups[-1]) < room:
             groups[-1].append(trial)
         else:
@@ -402,14 +469,6 @@ def passes(job: Job, trials: list[Trial], lanes: int | None) -> list[list[Trial]
 def _differing(job: Job, trial: Trial, chosen: Selection) -> set[str]:
     starts = [step.selection for step in parse_init(trial.init) if step.kind != "keep"]
     return set(chosen.entries).union(*(select(job.base.anatomy, text, trial.seed).entries for text in starts))
-
-
-def _much(chosen: Selection) -> bool:
-    """Whether the bank holds dense gradients and copies of whole matrices for such a lane."""
-    matrices = [name for name, shape in chosen.shapes.items() if len(shape) > 1]
-    held = [chosen.entries[name] for name in matrices if name in chosen]
-    sizes = [index.size for index in held if index is not None]
-    return len(sizes) < len(held) or sum(sizes) > SCATTERED * sum(map(chosen.size, matrices))
 
 
 def run_pass(job: Job, trials: list[Trial], part: int, store: Store, watch: Watch, note: Note) -> list[Outcome]:
@@ -446,12 +505,12 @@ def finish(job: Job, model: Model, runner: Runner) -> Outcome:
         return Outcome(runner.trial, runner.status, {}, runner.history, None)
     with torch.no_grad():
         runner.flat.copy_(runner.best_values)
-    sample = np.random.default_rng(0).permutation(len(job.train))[:TRAIN_SCORE_ROWS]
-    part = job.dataset.train.take(sample.tolist())
-    rows = {"dev": (job.dev, job.dataset.dev), "train": (job.train.take(sample), part)}
+    train, dev = job.train, job.dev
+    sample = np.random.default_rng(0).permutation(len(train.examples))[:TRAIN_SCORE_ROWS]
+    part = train.examples.take(sample.tolist())
     scores = {
-        name: job.task.scores(job.outputs(runner.bank, runner.k, encoded), examples.labels)
-        for name, (encoded, examples) in rows.items()
+        "dev": job.scores(runner.bank, runner.k, dev.encoded, dev.examples),
+        "train": job.scores(runner.bank, runner.k, train.encoded.take(sample), part),
     }
     ending = {"train_score": scores["train"][runner.trial.metric].value, "rows": len(part)}
     tensors = runner.bank.tensors(runner.k)
@@ -472,14 +531,16 @@ def describe(job: Job, model: Model, runner: Runner, tensors: Tensors, scores: A
         "init": trial.init,
         "pool": trial.pool,
         "task": job.task.kind,
+        "name": job.named.name if job.named else None,
         "labels": list(job.task.labels),
         "center": job.task.center,
         "spread": job.task.spread,
         "columns": {"text": columns.text, "text_pair": columns.text_pair, "label": columns.label},
         "max_length": trial.max_length,
+        "stride": trial.stride,
         "metric": trial.metric,
         "metrics": {name: {m: asdict(s) for m, s in table.items()} for name, table in scores.items()},
-        "trial": {**asdict(trial), "best_step": runner.best_step, "train_rows": len(job.train)},
+        "trial": {**asdict(trial), "best_step": runner.best_step, "train_rows": len(job.train.examples)},
         "trained": runner.bank.lanes[runner.k].trained,
         "total": job.base.anatomy.total + sum(math.prod(shape) for shape in model.head.values()),
         "change": change_map(model, tensors),
@@ -494,23 +555,18 @@ def _best(job: Job, outcomes: list[Outcome]) -> Outcome:
         rates = ", ".join(f"{outcome.trial.lr:g}" for outcome in outcomes)
         raise Diverged(f"every trial diverged (rates {rates}): the loss was no number; try smaller --lr")
     best = max(done, key=lambda outcome: outcome.dev or 0.0)
-    if job.dataset.test is None:
-        return best
-    return _tested(job, best, job.dataset.test)
+    tests = {} if job.dataset.test is None else {"test": job.dataset.test}
+    return _tested(job, best, {**tests, **job.dataset.more})
 
 
-def _tested(job: Job, best: Outcome, test: Examples) -> Outcome:
+def _tested(job: Job, best: Outcome, tests: dict[str, Examples]) -> Outcome:
     assert best.delta is not None
     model = Model(job.base, job.task.outputs, best.trial.pool)
     bank = Bank(model, [lane_of_delta(model, best.delta)])
-    scores = job.task.scores(job.outputs(bank, 0, job.encoder(test.texts, test.pairs)), test.labels)
-    metrics = {**best.delta.meta["metrics"], "test": {m: asdict(s) for m, s in scores.items()}}
-    delta = Delta(best.delta.tensors, {**best.delta.meta, "metrics": metrics})
-    return replace(best, scores={**best.scores, "test": scores}, delta=delta)
-
-
-def _majority(job: Job) -> float:
-    return majority(job.dataset.train.labels, job.dataset.dev.labels, job.task.kind, job.task.metric)
+    scores = {name: job.scores(bank, 0, job.task.encode(job.encoder, test), test) for name, test in tests.items()}
+    found = {name: {m: asdict(s) for m, s in table.items()} for name, table in scores.items()}
+    delta = Delta(best.delta.tensors, {**best.delta.meta, "metrics": {**best.delta.meta["metrics"], **found}})
+    return replace(best, scores={**best.scores, **scores}, delta=delta)
 
 
 def run_folder(out: str | Path) -> Path:

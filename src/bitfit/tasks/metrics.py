@@ -37,9 +37,13 @@ class Score:
 def score(metric: str, predictions: ArrayLike, golds: ArrayLike, classes: int | None = None) -> float:
     """The value of one metric; a correlation that is undefined counts as 0 and warns."""
     sample = _sample(metric, predictions, golds, classes)
-    if isinstance(sample, _Pairs):
+    if metric not in _DEFINED:
         sample.warn_if_constant(metric)
     return sample.value(metric)
+
+
+def _value(metric: str, predictions: ArrayLike, golds: ArrayLike, classes: int | None) -> float:
+    return _sample(metric, predictions, golds, classes).value(metric)
 
 
 def interval(
@@ -65,7 +69,7 @@ def interval(
 
 def metrics_for(kind: str, classes: int) -> tuple[str, ...]:
     """The metrics that make sense for a kind of task, the default main metric first."""
-    return tuple(name for name in _of_kind(kind) if name != "f1" or classes == 2)
+    return tuple(name for name in _of_kind(kind) if (name, kind) != ("f1", "classification") or classes == 2)
 
 
 def evaluate(
@@ -74,7 +78,9 @@ def evaluate(
     """Every metric of the kind of task, each with its interval."""
     scores = {}
     for metric in metrics_for(kind, classes):
-        value = score(metric, predictions, golds, classes)
+        # Matthews is one of several metrics of classes: only who asks for it is warned that it is undefined.
+        warned = score if kind == "regression" else _value
+        value = warned(metric, predictions, golds, classes)
         scores[metric] = Score(value, *interval(metric, predictions, golds, classes, resamples, seed))
     return scores
 
@@ -89,7 +95,7 @@ def majority(golds_train: ArrayLike, golds_eval: ArrayLike, kind: str, metric: s
         return 0.0
     labels, counts = np.unique(_labels("training labels", train, None), return_counts=True)
     # np.unique sorts and argmax takes the first of equals: a tie goes to the lowest class.
-    return score(metric, np.full(len(golds), labels[counts.argmax()]), golds)
+    return _value(metric, np.full(len(golds), labels[counts.argmax()]), golds, None)
 
 
 # --- classification ---------------------------------------------------------------------------------------------
@@ -105,11 +111,11 @@ class _Tally:
 
 
 def _accuracy(tally: _Tally) -> Floats:
-    return _ratio(tally.hits.sum(axis=1), tally.true.sum(axis=1))
+    return ratio(tally.hits.sum(axis=1), tally.true.sum(axis=1))
 
 
 def _class_f1(tally: _Tally) -> Floats:
-    return _ratio(2 * tally.hits, tally.true + tally.predicted)
+    return ratio(2 * tally.hits, tally.true + tally.predicted)
 
 
 def _f1(tally: _Tally) -> Floats:
@@ -118,7 +124,7 @@ def _f1(tally: _Tally) -> Floats:
 
 def _macro_f1(tally: _Tally) -> Floats:
     present = (tally.true + tally.predicted > 0).sum(axis=1)
-    return _ratio(_class_f1(tally).sum(axis=1), present.astype(np.float64))
+    return ratio(_class_f1(tally).sum(axis=1), present.astype(np.float64))
 
 
 def _matthews(tally: _Tally) -> Floats:
@@ -126,7 +132,7 @@ def _matthews(tally: _Tally) -> Floats:
     covariance = rows * tally.hits.sum(axis=1) - (tally.true * tally.predicted).sum(axis=1)
     spread_true = rows**2 - (tally.true**2).sum(axis=1)
     spread_predicted = rows**2 - (tally.predicted**2).sum(axis=1)
-    return _ratio(covariance, np.sqrt(spread_true * spread_predicted))
+    return ratio(covariance, np.sqrt(spread_true * spread_predicted))
 
 
 _CLASSIFICATION: dict[str, Callable[[_Tally], Floats]] = {
@@ -135,6 +141,7 @@ _CLASSIFICATION: dict[str, Callable[[_Tally], Floats]] = {
     "macro_f1": _macro_f1,
     "matthews": _matthews,
 }
+_DEFINED = ("accuracy", "f1", "macro_f1")  # the others are undefined where a side is constant
 
 
 @dataclass(frozen=True)
@@ -165,10 +172,15 @@ class _Cells:
     def resampled(self, metric: str, resamples: int, rng: np.random.Generator) -> Floats:
         """The metric of as many resamples, drawn cell by cell: drawing rows with replacement fills cells just so."""
         shares = self.counts / self.rows
-        blocks = _blocks(resamples, max(len(self.counts), self.width))
+        sizes = blocks(resamples, max(len(self.counts), self.width))
         return np.concatenate(
-            [_CLASSIFICATION[metric](self.tally(rng.multinomial(self.rows, shares, size=size))) for size in blocks]
+            [_CLASSIFICATION[metric](self.tally(rng.multinomial(self.rows, shares, size=size))) for size in sizes]
         )
+
+    def warn_if_constant(self, metric: str) -> None:
+        for name, classes in (("predictions", self.predicted), ("golds", self.gold)):
+            if len(np.unique(classes)) == 1:
+                warn_constant(metric, f"{name} are constant")
 
     def tally(self, counts: Ints) -> _Tally:
         right = np.flatnonzero(self.gold == self.predicted)
@@ -194,7 +206,7 @@ def _pearson(x: Floats, y: Floats) -> Floats:
     """The correlation of matching rows; 0 where either is constant."""
     x_spread, y_spread = _spread(x), _spread(y)
     covariance = (x_spread * y_spread).sum(axis=1)
-    return _ratio(covariance, np.sqrt((x_spread**2).sum(axis=1) * (y_spread**2).sum(axis=1)))
+    return ratio(covariance, np.sqrt((x_spread**2).sum(axis=1) * (y_spread**2).sum(axis=1)))
 
 
 def _spearman(x: Floats, y: Floats) -> Floats:
@@ -210,7 +222,7 @@ def _spread(values: Floats) -> Floats:
     apart = values - values.mean(axis=1, keepdims=True)
     # The mean of equal numbers may be off by a rounding, which would pass for a spread.
     apart[values.max(axis=1) == values.min(axis=1)] = 0.0
-    return _ratio(apart, np.abs(apart).max(axis=1, keepdims=True), limit=None)
+    return ratio(apart, np.abs(apart).max(axis=1, keepdims=True), limit=None)
 
 
 def _places(column: NDArray[Any]) -> Floats:
@@ -243,20 +255,33 @@ class _Pairs:
 
     def resampled(self, metric: str, resamples: int, rng: np.random.Generator) -> Floats:
         """The metric of as many resamples of the rows, drawn with replacement."""
-        draws = (rng.integers(self.rows, size=(size, self.rows)) for size in _blocks(resamples, self.rows))
+        draws = (rng.integers(self.rows, size=(size, self.rows)) for size in blocks(resamples, self.rows))
         return np.concatenate([_REGRESSION[metric](self.predictions[rows], self.golds[rows]) for rows in draws])
 
     def warn_if_constant(self, metric: str) -> None:
         for name, values in (("predictions", self.predictions), ("golds", self.golds)):
             if values.min() == values.max():
-                warnings.warn(f"{metric}: {name} are constant, counted as 0", UserWarning, stacklevel=3)
+                warn_constant(metric, f"{name} are constant")
 
 
 # --- shared -----------------------------------------------------------------------------------------------------
 
 
+# Computed by the tasks themselves, from sums over their rows.
+_SUMMED = {
+    "multilabel": ("micro_f1", "macro_f1", "exact_match"),
+    "tagging": ("accuracy",),
+    "answering": ("f1", "exact_match"),
+}
+
+
+def warn_constant(metric: str, what: str) -> None:
+    """Say that a score is not a number that means something, and is counted as 0."""
+    warnings.warn(f"{metric}: {what}, counted as 0", UserWarning, stacklevel=3)
+
+
 def _of_kind(kind: str) -> tuple[str, ...]:
-    kinds = {"classification": tuple(_CLASSIFICATION), "regression": tuple(_REGRESSION)}
+    kinds = {"classification": tuple(_CLASSIFICATION), "regression": tuple(_REGRESSION), **_SUMMED}
     if kind not in kinds:
         raise UsageError(f'no kind of task "{kind}".{suggest(kind, kinds)}')
     return kinds[kind]
@@ -314,13 +339,13 @@ def _unit(column: NDArray[Any]) -> Floats:
     return values / (np.abs(values).max() or 1.0)
 
 
-def _ratio(above: Floats, below: Floats, limit: float | None = 1.0) -> Floats:
+def ratio(above: Floats, below: Floats, limit: float | None = 1.0) -> Floats:
     """The quotient, 0 where it is undefined, without the last rounding beyond the limit."""
     quotient = np.divide(above, below, out=np.zeros_like(above), where=below != 0)
     return quotient if limit is None else quotient.clip(-limit, limit)
 
 
-def _blocks(resamples: int, width: int) -> Iterator[int]:
+def blocks(resamples: int, width: int) -> Iterator[int]:
     """The sizes of the blocks in which resamples of this width are drawn."""
     size = max(1, _BLOCK // width)
     for start in range(0, resamples, size):
