@@ -11,7 +11,7 @@ SOURCE = ROOT / "src" / "bitfit"
 # From the bottom up: a module imports only what stands before it.
 LAYERS = (
     *("errors", "anatomy", "selection", "tensorfile", "rows", "injection", "base", "delta", "sharing", "model"),
-    *("folding", "dropout", "sparse", "packed", "bank"),
+    *("folding", "dropout", "sparse", "layout", "layer", "packed", "bank"),
     *("examples", "formats", "sentences", "questions", "labelsets", "encode", "data"),
     *("named", "sources"),
     *("tasks.metrics", "tasks.sums", "tasks.task", "tasks.texts", "tasks.tagging", "tasks.answering", "tasks"),

@@ -181,8 +181,8 @@ def test_stock_transformers_loads_an_export_and_predicts_the_same(bases, archite
 def test_the_lines_on_a_mean_pooled_card_predict_the_same(base, numbers, tmp_path):
     best = train(labelled(tmp_path / "t.csv", numbers=numbers), base, pool="mean", lr=1e-2, epochs=1).best.delta
     folder = export(best, base, tmp_path / "out")
-    assert card_logits(folder, '["a text"]', TEXTS).shape == (3, 1 if numbers else 2)
     logits = torch.from_numpy(card_logits(folder, '["a text"]', TEXTS)).double()
+    assert logits.shape == (3, 1 if numbers else 2)
     answers = predict(best, TEXTS, base)
     if numbers:
         np.testing.assert_allclose(logits[:, 0].numpy(), [a["value"] for a in answers], atol=1e-6)

@@ -32,9 +32,9 @@ from .sharing import sharing_rows
 from .sparse import Patch
 from .tensorfile import Array, Tensors
 
-# Lanes share a pass to share its overhead. Four lanes of 1,200 tokens gained nothing (0.88 - 1.00x of one after the
-# other; the caches, presumably), four of 110 gained. The bound between is a guess, not the result of a sweep.
-PASS_TOKENS = 1500
+# Lanes share a pass to share its overhead: per token a step gets cheaper up to about 2,000 tokens and dearer again
+# beyond (LOG.md has the sweep).
+PASS_TOKENS = 2000
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,11 +100,10 @@ class Delta:
         _check_columns(meta["columns"], where)
         _check_change(meta["change"], where)
         _check_metrics(meta["metrics"], meta["metric"], where)
-        for name in tensors:
-            _check_dtype(name, tensors, where)
+        _check_dtypes(tensors, where)
         return cls(tensors, meta)
 
-    @property
+    @cached_property
     def entries(self) -> dict[str, tuple[Array | None, Array]]:
         """Encoder parameter -> (flat indices, or None for the whole tensor; values)."""
         table: dict[str, tuple[Array | None, Array]] = {}
@@ -161,13 +160,16 @@ class Delta:
         base.worn.append(str(self.meta["select"]))
         undos: list[Callable[[], Any]] = [base.worn.clear]
         with torch.no_grad():
+            own = base.parameters
+            whole = {own[n]: values for n, (index, values) in self.entries.items() if index is None and n in own}
+            undos.append(write_whole(list(whole), list(whole.values())))
             for name, (index, values) in self.entries.items():
-                parameter = base.parameters.get(name)
+                parameter = own.get(name)
                 if parameter is None:
                     undos.append(put_entries(base, name, index, values))
-                    continue
-                undos.append(partial(parameter.copy_, parameter.detach().clone()))
-                write_entries(parameter, index, values)
+                elif index is not None:
+                    undos.append(partial(parameter.copy_, parameter.detach().clone()))
+                    write_entries(parameter, index, values)
 
         def undo() -> None:
             with torch.no_grad():
@@ -175,6 +177,24 @@ class Delta:
                     undos.pop()()
 
         return undo
+
+
+def write_whole(targets: list[Any], values: list[Array]) -> Callable[[], None]:
+    """Put values into torch tensors of their shapes, all of them in one copy; the answer undoes it."""
+    import torch
+
+    if not targets:
+        return lambda: None
+    before = torch.cat([target if target.dim() == 1 else target.reshape(-1) for target in targets])
+    after = torch.from_numpy(np.concatenate([own.reshape(-1) for own in values])).to(before.device)
+
+    def write(flat: Any) -> None:
+        parts = torch.split_with_sizes(flat, [target.numel() for target in targets])
+        shaped = [p if own.ndim == 1 else p.view(own.shape) for p, own in zip(parts, values, strict=True)]
+        torch._foreach_copy_(targets, shaped)
+
+    write(after)
+    return partial(write, before)
 
 
 def write_entries(target: Any, index: Array | None, values: Array) -> None:
@@ -199,13 +219,14 @@ def put_entries(base: Base, name: str, index: Array | None, values: Array) -> Ca
     return put(layer_of(base.encoder, name), bias)
 
 
-def _check_dtype(name: str, tensors: Tensors, where: str) -> None:
-    sparse = name.endswith((INDEX, VALUE))
-    stem = name.removesuffix(INDEX).removesuffix(VALUE)
-    if sparse and not (stem + INDEX in tensors and stem + VALUE in tensors and stem not in tensors):
-        raise DeltaError(f"{where}: {stem} must have both indices and values")
-    if (tensors[name].dtype.kind == "i") != name.endswith(INDEX):
-        raise DeltaError(f"{where}: {name} has the wrong number type")
+def _check_dtypes(tensors: Tensors, where: str) -> None:
+    for name in [name for name in tensors if name.endswith((INDEX, VALUE))]:
+        stem = name.removesuffix(INDEX).removesuffix(VALUE)
+        if not (stem + INDEX in tensors and stem + VALUE in tensors and stem not in tensors):
+            raise DeltaError(f"{where}: {stem} must have both indices and values")
+    for name, array in tensors.items():
+        if (array.dtype.kind == "i") != name.endswith(INDEX):
+            raise DeltaError(f"{where}: {name} has the wrong number type")
 
 
 def _check_labels(labels: list[Any], where: str) -> None:
