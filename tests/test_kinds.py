@@ -145,8 +145,8 @@ def test_a_run_is_the_same_bytes_again_resumed_and_beside_other_lanes(base, sour
     assert train(sources[kind], base, out=out, resume=True, **plan).best.delta.encode() == whole
     lanes = train(sources[kind], base, **{**plan, "lr": [1e-3, plan["lr"]]}).trials
     for name, values in Delta.load(out).tensors.items():
-        assert lanes[1].delta is not None
-        if "key.bias" not in name:  # its gradient is rounding noise
+        # Softmax over keys, and over the tokens of a window, ignores these: their gradients are rounding noise.
+        if "key.bias" not in name and (kind, name) != ("answering", "head.classifier.bias"):
             np.testing.assert_allclose(lanes[1].delta.tensors[name], values, atol=2e-4)
 
 
