@@ -17,6 +17,7 @@ from bitfit.cli import _run
 from bitfit.encode import Encoder
 from bitfit.errors import DataError, DeltaError, Interrupted, UsageError
 from bitfit.examples import Answer, Examples
+from bitfit.exporting import transformers_class
 from bitfit.model import Model
 from bitfit.packed import Packed
 from bitfit.selection import select
@@ -312,23 +313,24 @@ def test_stock_transformers_loads_an_export_and_predicts_the_same(bases, archite
     delta = made(base, kind)
     folder = export(delta, base, tmp_path / "out")
     names = {"tagging": "TokenClassification", "answering": "QuestionAnswering", "multilabel": "SequenceClassification"}
+    task = Task.of_delta(delta)
+    if (folder / "head.safetensors").exists():  # transformers has no class with one linear layer on the tokens
+        assert transformers_class(base, Model(base, task.outputs, "tokens"), task) is None
+        assert "head.safetensors" in (folder / "README.md").read_text()
+        return
     loader = getattr(transformers, "AutoModelFor" + names[kind])
     model, info = loader.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
-    task = Task.of_delta(delta)
     words = ["the", "plot", "was", "very", "bad"]
     text = {"tagging": words, "answering": ("is great", CONTEXT), "multilabel": " ".join(words)}[kind]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    given = {"text": text, "is_split_into_words": True} if kind == "tagging" else {"text": text}
-    if kind == "answering":
-        given = {"text": text[0], "text_pair": text[1]}
-    batch = tokenizer(**given, return_tensors="pt", return_token_type_ids=base.segments)
-    with torch.no_grad():
-        out = model.eval()(**batch)
-    got = torch.stack([out.start_logits, out.end_logits], -1) if kind == "answering" else out.logits
     examples = Examples([text[0] if kind == "answering" else text], [text[1]] if kind == "answering" else None)
     encoded = task.encode(Encoder(base, base.max_length), examples)
     own = Predictor(delta, base).outputs(encoded)
+    batch = {"input_ids": torch.from_numpy(encoded.rows.ids)[None]}
+    batch |= {"token_type_ids": torch.from_numpy(encoded.rows.types)[None]} if base.segments else {}
+    with torch.no_grad():
+        out = model.eval()(**batch)
+    got = torch.stack([out.start_logits, out.end_logits], -1) if kind == "answering" else out.logits
     np.testing.assert_allclose(got[0].numpy().reshape(own.shape), own, atol=1e-6, rtol=1e-6)
 
 
