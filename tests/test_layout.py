@@ -12,7 +12,18 @@ SOURCE = ROOT / "src" / "bitfit"
 LAYERS = (
     *("errors", "anatomy", "selection", "tensorfile", "rows", "base", "delta", "model", "dropout"),
     *("sparse", "packed", "bank", "encode", "data"),
-    *("tasks.metrics", "tasks", "stop", "checkpoint", "plan", "training", "prediction", "exporting", "audit"),
+    *(
+        "tasks.metrics",
+        "tasks",
+        "stop",
+        "checkpoint",
+        "plan",
+        "training",
+        "resident",
+        "prediction",
+        "exporting",
+        "audit",
+    ),
     *("doctor", "report", "report.changemap", "show", "demo", "cli", "__main__"),
 )
 

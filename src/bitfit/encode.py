@@ -18,17 +18,22 @@ SLICE = 500
 
 
 class Encoder:
-    """A base's tokenizer at one maximum length."""
+    """A base's tokenizer at a maximum length."""
 
     def __init__(self, base: Base, max_length: int | None = None) -> None:
-        if max_length is not None and not 3 <= max_length <= base.max_length:
-            raise UsageError(f"--max-length {max_length}: {base.name} takes 3 to {base.max_length} tokens")
-        self.max_length = max_length or min(DEFAULT_LENGTH, base.max_length)
+        self._base = base
         # A copy, because padding and truncation are set on the object and the base's own must not change.
         self._tokenizer: Any = Tokenizer.from_str(base.tokenizer.backend_tokenizer.to_str())
         self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(self.max_length)
+        self.cut_at(min(DEFAULT_LENGTH, base.max_length) if max_length is None else max_length)
         self._filler = int(base.tokenizer.pad_token_id)  # an empty text under a tokenizer without special tokens
+
+    def cut_at(self, max_length: int) -> None:
+        """Cut texts to another maximum length from now on."""
+        if not 3 <= max_length <= self._base.max_length:
+            raise UsageError(f"--max-length {max_length}: {self._base.name} takes 3 to {self._base.max_length} tokens")
+        self.max_length = max_length
+        self._tokenizer.enable_truncation(max_length)
 
     def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Rows:
         """Encode all texts, or text pairs, cutting each to the maximum length."""

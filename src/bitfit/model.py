@@ -92,17 +92,18 @@ class Model(nn.Module):
 
     @contextmanager
     def wearing(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Put tensors in the places of parameters, by name; afterwards all is as it was."""
+        """Put tensors in the places of parameters, by name; afterwards all is as it was. One thread at a time."""
         originals: list[tuple[nn.Module, str, nn.Parameter | None]] = []
-        try:
-            for name, tensor in tensors.items():
-                for module, attribute in self.places[name]:
-                    originals.append((module, attribute, module._parameters[attribute]))
-                    module._parameters[attribute] = tensor  # type: ignore[assignment]
-            yield
-        finally:
-            for module, attribute, parameter in reversed(originals):
-                module._parameters[attribute] = parameter
+        with self.base.lock:
+            try:
+                for name, tensor in tensors.items():
+                    for module, attribute in self.places[name]:
+                        originals.append((module, attribute, module._parameters[attribute]))
+                        module._parameters[attribute] = tensor  # type: ignore[assignment]
+                yield
+            finally:
+                for module, attribute, parameter in reversed(originals):
+                    module._parameters[attribute] = parameter
 
     def _batch(self, rows: Rows) -> dict[str, Tensor]:
         device = next(self.encoder.parameters()).device

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 
 from . import data
-from .bank import Bank, Lane, lane_of_delta
+from .bank import Bank, lane_of_delta
 from .base import DEMO, Base, load_base
 from .data import Columns
 from .delta import Delta
 from .encode import Encoder
 from .errors import DataError, ModelError, UsageError
 from .model import Model
+from .resident import Host, Text, split_texts
 from .rows import Rows, by_length
 from .tasks import Task
 from .tasks.metrics import Score
@@ -26,7 +27,6 @@ from .tensorfile import Array
 CHUNK = 1024
 BATCH = 64
 
-Text = str | tuple[str, str]
 Source = Delta | str | Path
 """A delta, or its file."""
 
@@ -57,7 +57,7 @@ class Predictor:
         """An answer per text, as a stream: any number of texts in bounded memory."""
         source = iter(texts)
         while chunk := list(islice(source, CHUNK)):
-            yield from self.task.answers(self.outputs(*_split(chunk, self.columns.text_pair is not None)))
+            yield from self.task.answers(self.outputs(*split_texts(chunk, self.columns.text_pair is not None)))
 
     def evaluate(self, path: str | Path, **given: str | None) -> tuple[int, dict[str, Score], tuple[str, ...]]:
         """Rows, every metric with its interval, and what was noticed, on a labelled file or a folder's test file."""
@@ -108,27 +108,22 @@ class MixedPredictor:
     """
 
     def __init__(self, deltas: Sequence[Source], base: Base | str | None = None) -> None:
-        self.deltas = [_loaded(delta) for delta in deltas]
-        self.base = base if isinstance(base, Base) else base_of(self.deltas[0], base)
-        self.tasks = [Task.of_delta(delta) for delta in self.deltas]
-        # Texts of one shape are tokenized together, whatever their task.
-        self._shapes = [(d.meta["max_length"], d.meta["columns"].get("text_pair") is not None) for d in self.deltas]
-        self._encoders = {length: Encoder(self.base, length) for length, _ in dict.fromkeys(self._shapes)}
-        self._homes: list[tuple[int, int]] = []  # of each delta: its bank, and its lane there
-        self._banks = self._fill_banks()
+        first = _loaded(deltas[0])
+        self.base = base if isinstance(base, Base) else base_of(first, base)
+        self._host = Host(self.base)
+        # One delta at a time: as residents their values exist once.
+        self.residents = [self._host.admit(_loaded(delta)) for delta in (first, *deltas[1:])]
 
     def outputs(self, requests: Sequence[tuple[int, Text]]) -> list[Array]:
         """The head's numbers for each text, under the delta of that number; in order."""
         rows = self._rows(requests)
         out: list[Array] = [np.empty(0, np.float32)] * len(rows)
-        with torch.inference_mode():
-            for chosen in by_length(rows, BATCH):
-                for bank, lanes in self._by_home(requests, chosen.tolist()).items():
-                    own = {lane: rows.take(np.array(members)) for lane, members in lanes.items()}
-                    for lane, logits in self._banks[bank].logits(own).items():
-                        out_of_lane = logits.cpu().numpy()
-                        for member, numbers in zip(lanes[lane], out_of_lane, strict=True):
-                            out[member] = numbers
+        for chosen in by_length(rows, BATCH):
+            batch = [
+                (self.residents[requests[place][0]], rows.take(chosen[i : i + 1])) for i, place in enumerate(chosen)
+            ]
+            for place, numbers in zip(chosen, self._host.outputs(batch), strict=True):
+                out[place] = numbers[0]
         return out
 
     def answers(self, requests: Iterable[tuple[int, Text]]) -> Iterator[dict[str, Any]]:
@@ -136,39 +131,20 @@ class MixedPredictor:
         source = iter(requests)
         while chunk := list(islice(source, CHUNK)):
             for (number, _), numbers in zip(chunk, self.outputs(chunk), strict=True):
-                yield self.tasks[number].answers(numbers[None])[0]
-
-    def _fill_banks(self) -> list[Bank]:
-        models: dict[tuple[int, str], Model] = {}
-        shared: list[tuple[Model, Lane]] = []
-        alone: list[tuple[Model, Lane]] = []
-        for delta, task in zip(self.deltas, self.tasks, strict=True):
-            kind = (task.outputs, str(delta.meta["pool"]))
-            model = models[kind] = models.get(kind) or Model(self.base, *kind)
-            dense = any(index is None and values.ndim > 1 for index, values in delta.entries.values())
-            # -1 stands for the shared bank until it is known to be needed; it comes last.
-            self._homes.append((len(alone), 0) if dense else (-1, len(shared)))
-            (alone if dense else shared).append((model, lane_of_delta(model, delta)))
-        banks = [Bank(model, [lane]) for model, lane in alone]
-        return [*banks, Bank([m for m, _ in shared], [lane for _, lane in shared])] if shared else banks
+                yield self.residents[number].task.answers(numbers[None])[0]
 
     def _rows(self, requests: Sequence[tuple[int, Text]]) -> Rows:
+        # Texts of one shape are tokenized together, whatever their task.
         places: dict[tuple[int, bool], list[int]] = {}
         for place, (number, _) in enumerate(requests):
-            places.setdefault(self._shapes[number], []).append(place)
+            resident = self.residents[number]
+            places.setdefault((resident.max_length, resident.paired), []).append(place)
         parts = [
-            self._encoders[length](*_split([requests[place][1] for place in own], paired))
-            for (length, paired), own in places.items()
+            self._host.encode(self.residents[requests[own[0]][0]], [requests[place][1] for place in own])
+            for own in places.values()
         ]
         order = np.concatenate([np.array(own) for own in places.values()])
         return Rows.join(parts).take(np.argsort(order))
-
-    def _by_home(self, requests: Sequence[tuple[int, Text]], members: list[int]) -> dict[int, dict[int, list[int]]]:
-        found: dict[int, dict[int, list[int]]] = {}
-        for member in members:
-            bank, lane = self._homes[requests[member][0]]
-            found.setdefault(bank, {}).setdefault(lane, []).append(member)
-        return found
 
 
 def base_of(delta: Delta, spec: str | None) -> Base:
@@ -221,21 +197,3 @@ def _predict_mixed(requests: list[tuple[Source, Text]], base: Base | str | None)
 
 def _loaded(source: Source) -> Delta:
     return source if isinstance(source, Delta) else Delta.load(source)
-
-
-def _split(texts: Sequence[Text], paired: bool) -> tuple[list[str], list[str] | None]:
-    for text in texts:
-        _check_text(text)
-    if any(isinstance(text, str) == paired for text in texts):
-        raise UsageError("the delta takes " + ("pairs of texts" if paired else "single texts, not pairs"))
-    if not paired:
-        return [str(text) for text in texts], None
-    return [text[0] for text in texts], [text[1] for text in texts]
-
-
-def _check_text(text: object) -> None:
-    parts = (text,) if isinstance(text, str) else text
-    if not isinstance(parts, tuple | list) or not all(isinstance(part, str) for part in parts):
-        raise UsageError(f"{text!r} is not a text or a pair of texts")
-    if any("\ud800" <= character <= "\udfff" for part in parts for character in part):
-        raise UsageError("a text holds half a character (a lone surrogate); it is no valid Unicode")

@@ -1,0 +1,147 @@
+"""Deltas at hand in memory, answering together: a resident is a lane, a batch is a bank of the lanes it names.
+
+A bank that lives for one batch gathers the rows it needs, as a lasting one would. So a delta's values exist once, a
+resident is replaced or dropped by dropping it, and whoever still holds one can still ask under it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from threading import Lock
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+
+from .bank import Bank, Lane, Slot, lane_of_delta
+from .base import Base
+from .delta import Delta
+from .encode import Encoder
+from .errors import DeltaError, UsageError
+from .model import Model
+from .packed import Packed
+from .rows import Rows
+from .tasks import Task
+from .tensorfile import Array
+
+Text = str | tuple[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Resident:
+    """A delta ready to answer."""
+
+    task: Task
+    model: Model
+    lane: Lane
+    max_length: int
+    paired: bool  # whether it takes pairs of texts
+
+    @property
+    def bytes(self) -> int:
+        """What its values and their indices weigh."""
+        indices = (slot.index.nbytes for slot in self.lane.slots if slot.index is not None)
+        return self.lane.start.nbytes + sum(indices)
+
+    @cached_property
+    def dense(self) -> bool:
+        """Whether it wears whole matrices of the base."""
+        whole = (slot for slot in self.lane.slots if slot.index is None and len(slot.shape) > 1)
+        return any(slot.name in self.model.base.parameters and slot.name not in self.model.head for slot in whole)
+
+
+class Host:
+    """A base that takes on deltas and answers for any mix of them. Threads may share it."""
+
+    def __init__(self, base: Base) -> None:
+        self.base = base
+        self._encoder = Encoder(base, base.max_length)
+        self._models: WeakValueDictionary[tuple[int, str], Model] = WeakValueDictionary()
+        self._shapes: WeakValueDictionary[tuple[Slot, ...], Lane] = WeakValueDictionary()
+        self._packed: Packed | None = None
+        self._admitting, self._encoding = Lock(), Lock()
+
+    def admit(self, delta: Delta) -> Resident:
+        """Check a delta against the base and against its own task, and make it ready."""
+        task, meta = Task.of_delta(delta), delta.meta
+        if not 3 <= meta["max_length"] <= self.base.max_length:
+            raise DeltaError(
+                f"the delta's texts have {meta['max_length']} tokens, its base takes 3 to {self.base.max_length}"
+            )
+        with self._admitting:
+            model = self._model(task.outputs, str(meta["pool"]))
+            lane = self._alike(lane_of_delta(model, delta))
+        return Resident(task, model, lane, meta["max_length"], meta["columns"]["text_pair"] is not None)
+
+    def encode(self, resident: Resident, texts: Sequence[Text]) -> Rows:
+        """Token rows of texts, or pairs, as the resident's task takes them."""
+        first, second = split_texts(texts, resident.paired)
+        with self._encoding:
+            self._encoder.cut_at(resident.max_length)
+            return self._encoder(first, second)
+
+    def outputs(self, batch: Sequence[tuple[Resident, Rows]]) -> list[Array]:
+        """The head's numbers for rows, each under its own resident, in one pass or a few."""
+        members: dict[Resident, list[int]] = {}
+        for place, (resident, _) in enumerate(batch):
+            members.setdefault(resident, []).append(place)
+        out: list[Array] = [np.empty(0, np.float32)] * len(batch)
+        for residents in _together(members):
+            bank = Bank(
+                [r.model for r in residents], [r.lane for r in residents], packed=self._fast(residents[0].model)
+            )
+            own = [[batch[place][1] for place in members[r]] for r in residents]
+            with torch.inference_mode():
+                found = bank.logits({k: rows[0] if len(rows) == 1 else Rows.join(rows) for k, rows in enumerate(own)})
+            for k, resident in enumerate(residents):
+                ends = np.cumsum([len(rows) for rows in own[k]])
+                for place, numbers in zip(members[resident], np.split(found[k].cpu().numpy(), ends[:-1]), strict=True):
+                    out[place] = numbers
+        return out
+
+    def _model(self, outputs: int, pool: str) -> Model:
+        kind = (outputs, pool)
+        model = self._models.get(kind) or Model(self.base, outputs, pool)
+        return self._models.setdefault(kind, model)
+
+    def _alike(self, lane: Lane) -> Lane:
+        # Thousands of deltas have their values in the same places: what says where is held once.
+        if any(slot.index is not None for slot in lane.slots):
+            return lane
+        known = self._shapes.get(lane.slots)
+        shared = lane if known is None else replace(lane, slots=known.slots)
+        self._shapes[shared.slots] = shared  # the newest keeps the entry alive longest
+        return shared
+
+    def _fast(self, model: Model) -> Packed | None:
+        if self._packed is None and Packed.supports(model):
+            self._packed = Packed(model)
+        return self._packed
+
+
+def _together(residents: Iterable[Resident]) -> list[list[Resident]]:
+    """Which residents share a bank: all but those of whole matrices, which would be copied to lie side by side."""
+    every = list(residents)
+    shared = [resident for resident in every if not resident.dense]
+    return [*([shared] if shared else []), *([resident] for resident in every if resident.dense)]
+
+
+def split_texts(texts: Sequence[Text], paired: bool) -> tuple[list[str], list[str] | None]:
+    """Texts, or first and second texts of pairs, if they are what the task takes; UsageError otherwise."""
+    for text in texts:
+        _check_text(text)
+    if any(isinstance(text, str) == paired for text in texts):
+        raise UsageError("the delta takes " + ("pairs of texts" if paired else "single texts, not pairs"))
+    if not paired:
+        return [str(text) for text in texts], None
+    return [text[0] for text in texts], [text[1] for text in texts]
+
+
+def _check_text(text: object) -> None:
+    parts = (text,) if isinstance(text, str) else text
+    if not isinstance(parts, tuple | list) or not all(isinstance(part, str) for part in parts):
+        raise UsageError(f"{text!r} is not a text or a pair of texts")
+    if any("\ud800" <= character <= "\udfff" for part in parts for character in part):
+        raise UsageError("a text holds half a character (a lone surrogate); it is no valid Unicode")
