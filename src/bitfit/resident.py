@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from threading import Lock
+from threading import Lock, local
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 
-from .bank import Bank, Lane, Slot, lane_of_delta
+from .bank import Bank, Lane, Slot, lane_of_delta, lane_to_train
 from .base import Base
 from .delta import Delta
 from .encode import Encoder
@@ -23,6 +23,7 @@ from .errors import DeltaError, UsageError
 from .model import Model
 from .packed import Packed
 from .rows import Rows
+from .selection import select
 from .tasks import Task
 from .tensorfile import Array
 
@@ -57,11 +58,11 @@ class Host:
 
     def __init__(self, base: Base) -> None:
         self.base = base
-        self._encoder = Encoder(base, base.max_length)
         self._models: WeakValueDictionary[tuple[int, str], Model] = WeakValueDictionary()
         self._shapes: WeakValueDictionary[tuple[Slot, ...], Lane] = WeakValueDictionary()
         self._packed: Packed | None = None
-        self._admitting, self._encoding = Lock(), Lock()
+        self._admitting = Lock()
+        self._own = local()  # a tokenizer has settings, so each thread has its own
 
     def admit(self, delta: Delta) -> Resident:
         """Check a delta against the base and against its own task, and make it ready."""
@@ -75,12 +76,20 @@ class Host:
             lane = self._alike(lane_of_delta(model, delta))
         return Resident(task, model, lane, meta["max_length"], meta["columns"]["text_pair"] is not None)
 
+    def plain(self) -> Resident:
+        """The base with an empty head: for asking whether it works at all."""
+        model = Model(self.base, 1)
+        lane = lane_to_train(model, select(model.anatomy, "none"), head="frozen")
+        return Resident(Task.of("regression", ()), model, lane, 8, False)
+
     def encode(self, resident: Resident, texts: Sequence[Text]) -> Rows:
         """Token rows of texts, or pairs, as the resident's task takes them."""
         first, second = split_texts(texts, resident.paired)
-        with self._encoding:
-            self._encoder.cut_at(resident.max_length)
-            return self._encoder(first, second)
+        if not hasattr(self._own, "encoder"):
+            self._own.encoder = Encoder(self.base)
+        encoder: Encoder = self._own.encoder
+        encoder.cut_at(resident.max_length)
+        return encoder(first, second)
 
     def outputs(self, batch: Sequence[tuple[Resident, Rows]]) -> list[Array]:
         """The head's numbers for rows, each under its own resident, in one pass or a few."""
