@@ -359,11 +359,14 @@ def test_two_services_on_one_folder_see_each_others_changes(serve, base):
     until(lambda: first.ask({"task": "shared", "inputs": ["good"]})[0] == 404)
 
 
-def held(live: Live, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Model threads that wait, before a pass, until the event is set."""
-    go, outputs = threading.Event(), live.service.host.outputs
-    monkeypatch.setattr(live.service.host, "outputs", lambda batch: go.wait(30) and outputs(batch))
-    return go
+class Held:
+    """Model threads that wait before a pass until they may go."""
+
+    def __init__(self, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go, outputs = threading.Event(), threading.Event(), live.service.host.outputs
+        monkeypatch.setattr(
+            live.service.host, "outputs", lambda batch: self.reached.set() or (self.go.wait(30) and outputs(batch))
+        )
 
 
 def in_background(live: Live, bodies: list[Any]) -> tuple[list[threading.Thread], list[tuple[int, Any]]]:
@@ -378,15 +381,15 @@ def test_requests_in_flight_keep_the_version_they_began_with(serve, base, monkey
     live = serve(workers=1)
     old = live.client.put("x", whole(made(base, 0)).encode())["version"]
     expected = live.client.predict("x", ["good film"])[0]
-    go = held(live, monkeypatch)
+    held = Held(live, monkeypatch)
     first, _ = in_background(live, [{"task": "x", "inputs": ["bad"]}])
-    until(lambda: live.service.batcher.busy_since[0] is not None)
+    assert held.reached.wait(30)
     threads, found = in_background(live, [{"task": "x", "inputs": ["good film"]}] * 4)
     until(lambda: live.service.batcher.waiting == 4)
     monkeypatch.setattr(live.service, "_verified", _without_trial(live.service))
     live.client.put("x", whole(made(base, 1)).encode())
     live.client.delete("x")
-    go.set()
+    held.go.set()
     [thread.join() for thread in (*first, *threads)]
     for status, answer in found:
         assert status == 200 and answer["results"][0]["version"] == old
@@ -405,7 +408,7 @@ def _without_trial(service: Service) -> Any:
 
 def test_a_full_queue_refuses_single_and_batch_requests_alike(serve, tasks, monkeypatch):
     live = serve(workers=1, queue=8)
-    go = held(live, monkeypatch)
+    held = Held(live, monkeypatch)
     threads, found = in_background(
         live, [{"task": name, "inputs": ["good"] * 2} for name in ("two", "five", "value", "sparse", "two")]
     )
@@ -413,7 +416,7 @@ def test_a_full_queue_refuses_single_and_batch_requests_alike(serve, tasks, monk
     single = live.call("POST", "/v1/predict", {"task": "two", "inputs": ["good"] * 2})
     batch = live.call("POST", "/v1/predict", {"items": [{"task": "two", "text": "a"}] * 6})
     assert single[0] == batch[0] == 429 and int(single[1]["retry-after"]) == int(batch[1]["retry-after"]) == 1
-    go.set()
+    held.go.set()
     [thread.join() for thread in threads]
     assert {status for status, _ in found} <= {200, 429} and live.service.batcher.waiting == 0
     assert live.ask({"task": "two", "inputs": ["good"] * 8})[0] == 200
@@ -421,7 +424,7 @@ def test_a_full_queue_refuses_single_and_batch_requests_alike(serve, tasks, monk
 
 def test_a_noisy_task_leaves_room_and_turns_to_others(serve, tasks, monkeypatch):
     live = serve(workers=1, queue=64, batch_tokens=1)
-    go = held(live, monkeypatch)
+    held = Held(live, monkeypatch)
     order: list[str] = []
     deliver = live.service.batcher._deliver
     monkeypatch.setattr(
@@ -434,25 +437,25 @@ def test_a_noisy_task_leaves_room_and_turns_to_others(serve, tasks, monkeypatch)
     assert [status for status, _ in found] == [429] * len(found)  # half of the queue is all one task gets
     quiet, _ = in_background(live, [{"task": "five", "inputs": ["good"]}])
     until(lambda: "five" in live.service.batcher._lines)
-    go.set()
+    held.go.set()
     [thread.join() for thread in (*noisy, *quiet)]
     assert order.index("five") <= 2
 
 
 def test_a_deadline_gives_504_and_frees_the_queue(serve, tasks, monkeypatch):
     live = serve(workers=1)
-    go = held(live, monkeypatch)
+    held = Held(live, monkeypatch)
     bodies = [{"task": "two", "inputs": ["good"] * 3, "deadline_ms": 100}] * 2
     assert [live.ask(body)[0] for body in bodies] == [504, 504]
     assert live.service.batcher.waiting == 0
-    go.set()
+    held.go.set()
 
 
 def test_a_client_that_leaves_takes_its_work_along(serve, tasks, monkeypatch):
     live = serve(workers=1)
-    go = held(live, monkeypatch)
+    held = Held(live, monkeypatch)
     threads, _ = in_background(live, [{"task": "five", "inputs": ["good"]}])
-    until(lambda: live.service.batcher.busy_since[0] is not None)
+    assert held.reached.wait(30)
     line = http.client.HTTPConnection("127.0.0.1", live.port)
     line.request(
         "POST", "/v1/predict", json.dumps({"task": "two", "inputs": ["good"] * 9}), {"Content-Type": "application/json"}
@@ -460,7 +463,7 @@ def test_a_client_that_leaves_takes_its_work_along(serve, tasks, monkeypatch):
     until(lambda: live.service.batcher.waiting == 9)
     line.close()
     until(lambda: live.service.batcher.waiting == 0)
-    go.set()
+    held.go.set()
     [thread.join() for thread in threads]
 
 
@@ -471,10 +474,10 @@ def test_a_stuck_or_dead_model_thread_is_not_ready(serve, tasks, monkeypatch):
     monkeypatch.setattr(service, "STUCK", 0.2)
     live = serve(workers=2)
     assert live.call("GET", "/readyz")[0] == 200
-    go = held(live, monkeypatch)
+    held = Held(live, monkeypatch)
     threads, _ = in_background(live, [{"task": "two", "inputs": ["good"]}])
     until(lambda: live.call("GET", "/readyz")[0] == 503)
-    go.set()
+    held.go.set()
     [thread.join() for thread in threads]
     until(lambda: live.call("GET", "/readyz")[0] == 200)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
@@ -519,13 +522,13 @@ def test_the_longest_unused_tasks_leave_memory_and_come_back(serve, base, tmp_pa
 
 def test_nothing_in_flight_is_lost_at_the_end_and_the_next_is_told_503(serve, tasks, monkeypatch):
     live = serve(workers=1, drain=30)
-    go = held(live, monkeypatch)
+    held = Held(live, monkeypatch)
     threads, found = in_background(live, [{"task": "two", "inputs": ["good"]}] * 20)
     until(lambda: live.service.asked == 20)
     live.server.handle_exit(15, None)
     assert live.ask({"task": "two", "inputs": ["good"]})[0] == 503 and live.call("GET", "/readyz")[0] == 503
     live.server.should_exit = True
-    go.set()
+    held.go.set()
     [thread.join() for thread in threads]
     assert [status for status, _ in found] == [200] * 20
 
