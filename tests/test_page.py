@@ -58,15 +58,14 @@ def page(browser: Any, live: Live) -> Iterator[Any]:
 
 
 def log_in(page: Any, token: str) -> None:
-    if not page.locator("#token").is_visible():
-        page.get_by_text("Token, adding tasks").click()
+    page.locator("#token").wait_for()  # the page opens it when it is told that a token is needed
     page.fill("#token", token)
     page.get_by_role("button", name="Use it").click()
 
 
 def test_a_task_is_added_asked_and_removed(page, live, base, tmp_path):
     whole(made(base, 2, 3)).save(tmp_path / "Third Task.safetensors")
-    page.get_by_text("a token is needed").first.wait_for()
+    page.get_by_text("A token is needed").first.wait_for()
     log_in(page, CHANGE)
     page.get_by_text("You may change tasks.").wait_for()
     page.set_input_files("#file", tmp_path / "Third Task.safetensors")
