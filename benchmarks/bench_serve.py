@@ -1,4 +1,4 @@
-"""What serving costs, against its targets: `python benchmarks/serve.py` (`--quick` for a first look).
+"""What serving costs, against its targets: `python benchmarks/bench_serve.py` (`--quick` for a first look).
 
 1,000 tasks on MiniLM-L6 and SST-2 texts, asked by 64 clients on the same cores, beside a plain loop of stock
 transformers over one task (batch 32, dynamic padding, tokenizing included). The two take turns, in windows of a few
