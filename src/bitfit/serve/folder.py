@@ -132,8 +132,7 @@ class Folder:
         with self._lock:
             before = self.entries.get(entry.name)
             replace(path, data, secrets.token_hex(8))
-            self._forget(entry.name)
-            self.entries[entry.name] = Entry(entry.name, entry.version, _stamp(path.stat()), entry.facts)
+            self._show(Entry(entry.name, entry.version, _stamp(path.stat()), entry.facts))
         return before
 
     def delete(self, name: str) -> Entry | None:
@@ -165,16 +164,17 @@ class Folder:
         return found
 
     def _look(self, name: str, stamp: Stamp) -> str:
-        known = self._forget(name)
+        known = name in self.entries
         try:
             delta = Delta.checked({}, read_claims(self._inside(name)), name)
             self._check_base(delta)
             if not re.fullmatch(r"[0-9a-f]{64}", str(delta.meta.get("sha256"))):
                 raise DeltaError("it has no digest")
         except DeltaError as error:
+            self._forget(name)
             self.refused[name] = (stamp, str(error))
             return "refused"
-        self.entries[name] = Entry(name, version_of(delta), stamp, describe(name, delta, stamp[1]))
+        self._show(Entry(name, version_of(delta), stamp, describe(name, delta, stamp[1])))
         return "changed" if known else "added"
 
     def _check_base(self, delta: Delta) -> None:
@@ -182,6 +182,11 @@ class Folder:
             raise DeltaError(f"its {len(delta.labels):,} labels are too long to be listed")
         if delta.meta["fingerprint"] != self.fingerprint:
             raise DeltaError(f"it belongs to another base ({str(delta.meta['base'])[:60]})")
+
+    def _show(self, entry: Entry) -> None:
+        # In one step: the event loop looks without waiting, and must see the old or the new.
+        self.entries[entry.name] = entry
+        self.refused.pop(entry.name, None)
 
     def _forget(self, name: str) -> bool:
         self.refused.pop(name, None)
@@ -191,9 +196,7 @@ class Folder:
         # Only what was seen is corrected: meanwhile the task may have been replaced or removed.
         with self._lock:
             if seen is not None and self.entries.get(name) is seen:
-                self._forget(name)
-                if now is not None:
-                    self.entries[name] = now
+                self._forget(name) if now is None else self._show(now)
 
     def _target(self, name: str) -> Path:
         if not NAME.fullmatch(name):
