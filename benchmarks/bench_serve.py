@@ -53,9 +53,10 @@ def make_tasks(base: bitfit.Base, folder: Path, count: int, first: int = 0) -> N
     start = bank.values.clone()
     meta = {
         "format": FORMAT, "base": base.name, "hub": False, "fingerprint": base.fingerprint, "select": "bias",
-        "head": "full", "init": "keep", "pool": model.pool, "task": "classification", "labels": ["negative", "positive"],
+        "head": "full", "init": "keep", "pool": model.pool, "task": "classification", "labels": ["bad", "good"],
         "columns": {"text": "text", "text_pair": None, "label": "label"}, "center": 0.0, "spread": 1.0,
-        "max_length": 128, "metric": "accuracy", "metrics": {"dev": {"accuracy": {"value": 0.5, "low": 0.4, "high": 0.6}}},
+        "max_length": 128, "metric": "accuracy",
+        "metrics": {"dev": {"accuracy": {"value": 0.5, "low": 0.4, "high": 0.6}}},
         "trial": {}, "trained": start.numel(), "total": 22_713_216, "change": {}, "versions": {},
     }  # fmt: skip
     for k in range(first, first + count):
@@ -152,10 +153,8 @@ def throughput(process: Process, stock: Stock, sentences: list[str], names: list
             rate = found.json()["texts_per_second"]
             wall.append(rate / plain), cpu.append(plain_cpu / cost), rates.append((rate, plain))
             codes |= set(found.codes)
-            print(
-                f"  {per_request} texts: {rate:.0f}/s, stock {plain:.0f}/s; CPU ms {cost * 1e3:.2f} and {plain_cpu * 1e3:.2f}",
-                flush=True,
-            )
+            costs = f"CPU ms {cost * 1e3:.2f} and {plain_cpu * 1e3:.2f}"
+            print(f"  {per_request} texts: {rate:.0f}/s, stock {plain:.0f}/s; {costs}", flush=True)
     return {"wall": statistics.median(wall), "cpu": statistics.median(cpu), "codes": sorted(codes),
             "texts_per_second": statistics.median(rate for rate, _ in rates)}  # fmt: skip
 
@@ -179,9 +178,8 @@ def main() -> None:
             window(process, Load(process.url, 8, 50, 1, seed=99), sentences, names[:1])
             for per_request, target in ((16, 1.0), (1, 0.7)):
                 found = throughput(process, stock, sentences, names, per_request, windows, seconds)
-                print(
-                    f"{per_request} texts a request: {found['wall']:.2f}x wall, {found['cpu']:.2f}x CPU (target {target}x), codes {found['codes']}"
-                )
+                ratios = f"{found['wall']:.2f}x wall, {found['cpu']:.2f}x CPU (target {target}x)"
+                print(f"{per_request} texts a request: {ratios}, codes {found['codes']}")
                 half = Load(process.url, 64, per_request, 2 * seconds, rate=found["texts_per_second"] / per_request / 2)
                 half_load = measure(half, sentences, names)
                 print(f"at half of that load:\n{half_load.table()}", flush=True)

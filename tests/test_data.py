@@ -356,7 +356,7 @@ def test_a_class_with_one_example_is_kept_in_train(tmp_path):
 
 def test_a_list_is_not_a_label(tmp_path):
     with pytest.raises(DataError, match="line 1: a list is not a label"):
-        load(labelled(tmp_path / "f.jsonl", [["a", "b"], ["c"]]))
+        load(labelled(tmp_path / "f.jsonl", [["a", "b"], ["c"]]), task="classification")
 
 
 def test_tokens_are_not_a_text(tmp_path):

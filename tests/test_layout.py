@@ -11,19 +11,9 @@ SOURCE = ROOT / "src" / "bitfit"
 # From the bottom up: a module imports only what stands before it.
 LAYERS = (
     *("errors", "anatomy", "selection", "tensorfile", "rows", "base", "delta", "model", "dropout"),
-    *("sparse", "packed", "bank", "encode", "data"),
-    *(
-        "tasks.metrics",
-        "tasks",
-        "stop",
-        "checkpoint",
-        "plan",
-        "training",
-        "resident",
-        "prediction",
-        "exporting",
-        "audit",
-    ),
+    *("sparse", "packed", "bank", "examples", "formats", "sentences", "questions", "labelsets", "encode", "data"),
+    *("tasks.metrics", "tasks.sums", "tasks.task", "tasks.texts", "tasks.tagging", "tasks.answering", "tasks"),
+    *("stop", "checkpoint", "plan", "training", "resident", "prediction", "exporting", "audit"),
     *("serve", "serve.settings", "serve.journal", "serve.client", "serve.load", "serve.wire", "serve.meters"),
     *("serve.folder", "serve.shelf", "serve.batcher", "serve.service", "serve.gate", "serve.app", "serve.run"),
     *("doctor", "report", "report.changemap", "show", "demo", "cli", "__main__"),

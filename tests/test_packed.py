@@ -45,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 ARCHITECTURES = sorted(STYLES)
-POOLS = ("cls", "mean")
+POOLS = ("cls", "mean", "tokens")
 STREAMS = {0: 11, 1: 5, 2: 1 << 55}
 LENGTHS = {0: (5, 1, 60, 9), 1: (33, 7), 2: (4, 4, 21, 2, 12, 70)}
 SELECTIONS = {0: "bias", 1: "b_q + b_m2 + g_LN1", 2: "bias + random(W_m2 + W_q + W_emb, 20)"}

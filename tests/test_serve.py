@@ -115,7 +115,11 @@ def tasks(base: Any, tmp_path: Path) -> dict[str, Delta]:
         "pair": made(base, 3, 3, columns=pair),
         "sparse": made(base, 4, chosen="bias + random(all, 40)"),
         "dense": made(base, 5, chosen="W_q@0 + bias"),
+        "several": made(base, 6, 3, task="multilabel", metric="micro_f1"),
+        "tags": made(base, 7, 3, "tokens", task="tagging", metric="accuracy"),
+        "answers": made(base, 8, 2, "tokens", task="answering", metric="f1", columns=pair, stride=4),
     }
+    deltas["answers"] = Delta(deltas["answers"].tensors, {**deltas["answers"].meta, "labels": []})
     deltas = {name: whole(delta) for name, delta in deltas.items()}
     for name, delta in deltas.items():
         delta.save(tmp_path / f"{name}.safetensors")
@@ -123,18 +127,32 @@ def tasks(base: Any, tmp_path: Path) -> dict[str, Delta]:
 
 
 def numbers(answer: dict[str, Any]) -> list[float]:
-    return list(answer["scores"].values()) if "scores" in answer else [answer["value"]]
+    if "scores" in answer:
+        return list(answer["scores"].values() if isinstance(answer["scores"], dict) else answer["scores"])
+    return [answer["value"] if "value" in answer else answer["score"]]
+
+
+def asked(name: str, number: int) -> tuple[dict[str, Any], Any]:
+    """A request for a task, and the same for `predict`."""
+    text, other = TEXTS[number], " ".join(TEXTS)  # longer than the 20 tokens these tasks read at once
+    if name == "answers":
+        return {"task": name, "question": text, "context": other}, (text, other)
+    if name == "pair":
+        return {"task": name, "text": text, "text_pair": other}, (text, other)
+    if name == "tags":
+        return {"task": name, "words": other.split()}, other
+    return {"task": name, "text": text}, text
 
 
 def test_every_kind_answers_as_predict_does_and_names_its_version(serve, tasks, base):
-    live = serve()
-    items = [{"task": name, "text": TEXTS[i]} for i, name in enumerate([*tasks, *tasks])]
-    for item in items:
-        item |= {"text_pair": TEXTS[0]} if item["task"] == "pair" else {}
-    for item, answer in zip(items, live.client.predict_mixed(items), strict=True):
-        text = (item["text"], item["text_pair"]) if "text_pair" in item else item["text"]
+    live = serve(batch_tokens=24)
+    items = [asked(name, i % len(TEXTS)) for i, name in enumerate([*tasks, *tasks])]
+    for (item, text), answer in zip(items, live.client.predict_mixed([item for item, _ in items]), strict=True):
         expected = predict(tasks[item["task"]], [text], base)[0]
         np.testing.assert_allclose(numbers(answer), numbers(expected), atol=1e-5)
+        assert {key: answer[key] for key in ("tags", "answer", "start", "labels") if key in answer} == {
+            key: expected[key] for key in ("tags", "answer", "start", "labels") if key in expected
+        }
         assert answer["task"] == item["task"] and answer["version"] == live.client.task(item["task"])["version"]
 
 
@@ -148,7 +166,7 @@ def test_the_list_is_searched_by_name_and_label_and_paged(serve, tasks):
     assert [task["name"] for task in live.client.tasks()] == sorted(tasks)
     assert [task["name"] for task in live.client.tasks("c4")] == ["five"]
     page = json.loads(live.call("GET", "/v1/tasks?offset=1&limit=2")[2])
-    assert page["total"] == 6 and [task["name"] for task in page["tasks"]] == ["five", "pair"]
+    assert page["total"] == len(tasks) and [task["name"] for task in page["tasks"]] == sorted(tasks)[1:3]
 
 
 @pytest.mark.parametrize(
@@ -161,6 +179,8 @@ def test_the_list_is_searched_by_name_and_label_and_paged(serve, tasks):
         ({"task": "two", "inputs": [{"text": "a", "text_pair": "b"}]}, 422, "inputs.0"),
         ({"task": "pair", "inputs": ["a"]}, 422, "inputs.0"),
         ({"task": "pair", "inputs": [{"question": "a"}]}, 422, "inputs.0"),
+        ({"task": "tags", "inputs": [{"words": []}]}, 422, "inputs.0"),
+        ({"task": "tags", "inputs": ["good", {"text": "a", "text_pair": "b", "words": ["c"]}]}, 422, "inputs.1"),
         ({"task": "two"}, 422, "task"),
         ({"task": "two", "inputs": []}, 422, "inputs"),
         ({"task": "two", "inputs": ["a"], "items": []}, 422, "items"),
@@ -184,14 +204,16 @@ def shared_live(bases: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     base, folder = bases("bert"), tmp_path_factory.mktemp("deltas")
     whole(made(base, 0)).save(folder / "two.safetensors")
     whole(made(base, 3, 3, columns={"text": "a", "label": "y", "text_pair": "b"})).save(folder / "pair.safetensors")
+    whole(made(base, 7, 3, "tokens", task="tagging", metric="accuracy")).save(folder / "tags.safetensors")
     live = started(base, folder)
     yield live
     live.server.should_exit = True
 
 
+@pytest.mark.parametrize("task", ["two", "tags"])
 @pytest.mark.parametrize("text", ["", "\x00", "a\x00b", "\U0001f600" * 500, "\u202e\u0000\uffff", " " * 90_000])
-def test_strange_texts_are_answered(shared_live, text):
-    assert shared_live.ask({"task": "two", "inputs": [text]})[0] == 200
+def test_strange_texts_are_answered_or_refused(shared_live, task, text):
+    assert shared_live.ask({"task": task, "inputs": [text]})[0] in ((200,) if task == "two" else (200, 422))
 
 
 @pytest.mark.parametrize(

@@ -175,14 +175,14 @@ class Bank:
 
     def prefix_bytes(self, rows: Rows) -> int:
         """How much memory the states of the frozen layers take; 0 if there is no such layer."""
-        each = len(rows) if self.frozen == self.model.anatomy.layers else len(rows.ids)
+        each = self.model.output_count(rows) if self.frozen == self.model.anatomy.layers else len(rows.ids)
         return each * self.model.base.width * 4 if self.frozen else 0
 
     def with_prefix(self, rows: Rows, batches: Iterable[Array]) -> Rows:
         """The rows with what the frozen layers make of them, computed once, in these batches."""
         if self._packed is None or not self.frozen:
             return rows
-        by_text = self.frozen == self.model.anatomy.layers
+        by_text = self.frozen == self.model.anatomy.layers and self.model.pool != "tokens"
         states = np.empty((len(rows) if by_text else len(rows.ids), self.model.base.width), np.float32)
         for chosen in batches:
             found = self._packed.prefix(rows.take(chosen), self.frozen).cpu().numpy()
@@ -322,6 +322,20 @@ class _Stacks(torch.autograd.Function):
                     rows, own = (lanes, gradient) if where is None else (lanes[where], gradient[where])
                     ctx.bank.gradients[:, offset : offset + size].index_add_(0, rows, own)
         return None, None, None, None
+
+
+def outputs(bank: Bank, k: int, rows: Rows, batches: Iterable[Array]) -> Array:
+    """Lane k's outputs for all rows, in their order, computed in these batches."""
+    model = bank.models[k]
+    parts: list[tuple[Array, Array]] = []
+    with torch.inference_mode():
+        for chosen in batches:
+            logits = bank.logits({k: rows.take(chosen)})[k].cpu().numpy()
+            parts.append((model.output_places(rows, chosen), logits))
+    out = np.zeros((model.output_count(rows), parts[0][1].shape[1] if parts else 0), np.float32)
+    for places, logits in parts:
+        out[places] = logits
+    return out
 
 
 def change_map(model: Model, tensors: Mapping[str, Array]) -> dict[str, list[float | None]]:

@@ -47,7 +47,9 @@ def parser() -> argparse.ArgumentParser:
 
     it = command(train, "train a delta on a labelled file; several rates, batch sizes or seeds are trials")
     it.add_argument(
-        "source", metavar="DATA", help="CSV, TSV, JSONL or Parquet file (.gz too), or a folder with train/dev/test"
+        "source",
+        metavar="DATA",
+        help="CSV, TSV, JSONL, Parquet, CoNLL-U or SQuAD JSON file (.gz too), or a folder with train/dev/test",
     )
     _add_base(it)
     _add_plan(it)
@@ -55,9 +57,14 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--resume", action="store_true", help="go on after an interruption")
     _add_json(it)
 
-    it = command(predict, "classify texts, or all rows of a file as a stream")
+    it = command(predict, "answer texts, or all rows of a file as a stream")
     _add_delta(it)
-    it.add_argument("texts", metavar="TEXT", nargs="*", help="texts; for a delta of pairs two each")
+    it.add_argument(
+        "texts",
+        metavar="TEXT",
+        nargs="*",
+        help="texts; for a delta of pairs two each, for answers question and context",
+    )
     it.add_argument("--file", type=Path, help="a data file: the columns of training, or found anew")
     it.add_argument("--out", type=Path, help="write a CSV instead of printing")
     _add_columns(it, "text", "text_pair")
@@ -222,15 +229,30 @@ def predict(args: argparse.Namespace) -> None:
     answers = predictor.answers(source)
     if args.out is not None:
         _write_csv(args.out, answers)
+        _note_cut(predictor)
         return
     for answer in answers:
         print(json.dumps(answer, ensure_ascii=False) if args.json else _line(answer), flush=True)
+    _note_cut(predictor)
+
+
+def _note_cut(predictor: Any) -> None:
+    from .show import note
+
+    if predictor.cut:
+        note(f"{predictor.cut:,} texts were cut at {predictor.delta.meta['max_length']} tokens")
 
 
 def _line(answer: dict[str, Any]) -> str:
     from .show import clean
 
-    return f"{answer['value']:g}" if "value" in answer else f"{clean(answer['label'])}\t{answer['score']:.4f}"
+    if "value" in answer:
+        return f"{answer['value']:g}"
+    if "tags" in answer:
+        return clean(" ".join(f"{word}/{tag}" for word, tag in zip(answer["tokens"], answer["tags"], strict=True)))
+    if "labels" in answer:
+        return clean(", ".join(answer["labels"]) or "(none)")
+    return f"{clean(answer['label'] if 'label' in answer else answer['answer'])}\t{answer['score']:.4f}"
 
 
 def _write_csv(path: Path, answers: Iterable[dict[str, Any]]) -> None:
@@ -246,16 +268,25 @@ def _write_csv(path: Path, answers: Iterable[dict[str, Any]]) -> None:
         with temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             for count, answer in enumerate(answers, 1):
-                scores = answer.pop("scores", {})
                 if count == 1:
-                    writer.writerow([*answer, *(f"p({label})" for label in scores)])
-                writer.writerow([*answer.values(), *scores.values()])
+                    writer.writerow(_flat(answer))
+                writer.writerow(_flat(answer).values())
         temporary.replace(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror})") from error
     finally:
         temporary.unlink(missing_ok=True)
     note(f"wrote {count:,} rows to {path}")
+
+
+def _flat(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer as cells: a column per label's score, a list as JSON."""
+    cells = {key: json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for key, v in answer.items()}
+    scores: Any = cells.pop("scores", {})
+    named = (
+        {f"p({label})": value for label, value in scores.items()} if isinstance(scores, dict) else {"scores": scores}
+    )
+    return {**cells, **named}
 
 
 def evaluate(args: argparse.Namespace) -> None:

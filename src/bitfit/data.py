@@ -1,37 +1,32 @@
-"""Files -> examples: the only module that knows file formats, column names, label kinds and how a split is made."""
+"""Records -> data sets: the only module that knows column names, label kinds and how a split is made."""
 
 from __future__ import annotations
 
-import csv
-import difflib
-import gzip
 import heapq
-import io
-import json
 import math
-import os
 import random
 import re
-import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from itertools import chain, islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any
 
-from bitfit.errors import DataError, suggest
-
-Kind = Literal["classification", "regression"]
-StrPath = str | os.PathLike[str]
+from . import labelsets, questions, sentences
+from .errors import DataError, suggest
+from .examples import Columns as Columns
+from .examples import Dataset as Dataset
+from .examples import Examples as Examples
+from .examples import Files, Table, skipped
+from .examples import Kind as Kind
+from .formats import READERS, Row, StrPath, existing, extension, fault, plain_name
+from .formats import rows as rows
 
 DEV_SHARE, DEV_MOST = 0.1, 2000
 MANY_CLASSES, FEW_FLOATS = 50, 20
 SAMPLE_ROWS = 500
-# A quote that is never closed would otherwise pull the rest of a file of any size into one cell.
-CELL_LIMIT = 1 << 26
 
 PAIRS = (
     ("sentence1", "sentence2"),
@@ -64,249 +59,10 @@ ROLES = {
 }
 
 
-class Row(NamedTuple):
-    """One record, and the 1-based line where it starts (in Parquet: its row number)."""
-
-    line: int
-    values: dict[str, object]
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which columns hold the text, its pair and the label."""
-
-    text: str
-    text_pair: str | None = None
-    label: str | None = None
-
-
-@dataclass(frozen=True)
-class Files:
-    """The files a data set consists of."""
-
-    train: Path
-    dev: Path | None = None
-    test: Path | None = None
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Texts with labels (class indices or floats) and the lines they came from."""
-
-    texts: list[str]
-    pairs: list[str] | None
-    labels: list[int] | list[float]
-    lines: list[int]
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def take(self, indices: Iterable[int]) -> Examples:
-        """The examples at these indices, in this order."""
-        indices = list(indices)
-        pairs = None if self.pairs is None else [self.pairs[i] for i in indices]
-        labels = [self.labels[i] for i in indices]
-        return Examples([self.texts[i] for i in indices], pairs, labels, [self.lines[i] for i in indices])
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Everything training needs to know about the data, with notes for the user, one sentence each."""
-
-    train: Examples
-    dev: Examples
-    test: Examples | None
-    kind: Kind
-    labels: tuple[str, ...]
-    columns: Columns
-    notes: tuple[str, ...]
-
-
-# ---------------------------------------------------------------- files -> rows
-
-
-def rows(path: StrPath) -> Iterator[Row]:
-    """The records of a file one by one, in constant memory."""
-    path = _existing(Path(path))
-    row = None
-    for row in READERS[_extension(path)](path):
-        yield row
-    if row is None:
-        raise DataError(f"{path} has no rows.")
-
-
-def _existing(path: Path) -> Path:
-    if path.is_dir():
-        raise DataError(f"{path} is a folder where a file is needed.")
-    if not path.exists():
-        near = _near_file(path)
-        raise DataError(f"{path} does not exist." + (f' Did you mean "{near}"?' if near else ""))
-    if _extension(path) not in READERS:
-        raise DataError(f"{path} has no known extension. Known: {', '.join(READERS)}, each also with .gz.")
-    return path
-
-
-def _near_file(path: Path) -> str | None:
-    names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    return next(iter(difflib.get_close_matches(path.name, names, n=1)), None)
-
-
-def _plain_name(path: Path) -> Path:
-    return Path(path.name.lower().removesuffix(".gz"))
-
-
-def _extension(path: Path) -> str:
-    return _plain_name(path).suffix
-
-
-def _fault(path: Path, line: int, what: str) -> DataError:
-    unit = "row" if _extension(path) == ".parquet" else "line"
-    return DataError(f"{path}, {unit} {line}: {what}")
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
-    try:
-        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as stream:
-            yield stream
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read to its end: {error}.") from error
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    with _opened(path) as stream:
-        for line, raw in enumerate(stream, 1):
-            yield line, _decoded(path, line, raw)
-
-
-def _decoded(path: Path, line: int, raw: bytes) -> str:
-    if b"\0" in raw:
-        raise _fault(path, line, f"a NUL byte at byte {raw.index(0) + 1}; save the file as UTF-8 text.")
-    try:
-        return raw.decode("utf-8-sig" if line == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        # The codec counts from behind a byte order mark that it has removed.
-        bad, place = error.object[error.start], raw.index(error.object) + error.start + 1
-        raise _fault(path, line, f"byte 0x{bad:02x} at byte {place} is not UTF-8; save the file as UTF-8.") from error
-
-
-def _csv_rows(path: Path) -> Iterator[Row]:
-    lines = _lines(path)
-    first = next((item for item in lines if item[1].strip()), None)
-    if first is None:
-        raise DataError(f"{path} is empty.")
-    delimiter = _delimiter(path, first[1])
-    records = _records(path, first[0], chain([first[1]], (text for _, text in lines)), delimiter)
-    header = _unique(path, [name.strip() for name in next(records)[1]])
-    for line, fields in records:
-        if len(fields) == len(header):
-            yield Row(line, dict(zip(header, fields, strict=True)))
-        elif fields and (len(fields) > 1 or fields[0].strip()):
-            raise _fault(path, line, _ragged(len(fields), header, delimiter))
-
-
-def _delimiter(path: Path, header: str) -> str:
-    if _extension(path) == ".tsv":
-        return "\t"
-    return ";" if ";" in header and "," not in header else ","
-
-
-def _records(path: Path, first: int, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(max(CELL_LIMIT, csv.field_size_limit()))
-    # Most TSV files are written without quoting: there a quote is a character, unless it embraces a whole cell.
-    plain = delimiter == "\t"
-    reader = csv.reader(lines, delimiter=delimiter, strict=True, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
-    while True:
-        start = first + reader.line_num
-        try:
-            fields = next(reader)
-            yield start, [_unquoted(field) for field in fields] if plain else fields
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise _fault(path, start, _quoting(str(error))) from error
-
-
-def _unquoted(field: str) -> str:
-    whole = len(field) > 1 and field[0] == field[-1] == '"'
-    return field[1:-1].replace('""', '"') if whole else field
-
-
-def _quoting(error: str) -> str:
-    if error.startswith("new-line character"):
-        return "a carriage return without a line feed; save the file with ordinary line ends."
-    return f"{error}; put a text with quotes between quotes and double those inside, and close every quote."
-
-
-def _ragged(found: int, header: Sequence[str], delimiter: str) -> str:
-    expected = f"{len(header)} fields ({', '.join(header)}) expected, {found} found"
-    return f"{expected}; a text that contains {delimiter!r} must stand between quotes."
-
-
-def _unique(path: Path, names: list[str]) -> list[str]:
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise DataError(f'{path} has more than one column "{twice[0]}"; rename one of them.')
-    return names
-
-
-def _json_rows(path: Path) -> Iterator[Row]:
-    for line, text in _lines(path):
-        if text.strip():
-            yield Row(line, _json_object(path, line, text))
-
-
-def _json_object(path: Path, line: int, text: str) -> dict[str, object]:
-    try:
-        value = json.loads(text, object_pairs_hook=_without_repeats)
-        # Only an escape can bring half of a surrogate pair in, and nothing after this point could encode it.
-        if "\\ud" in text.lower():
-            json.dumps(value, ensure_ascii=False).encode()
-    except json.JSONDecodeError as error:
-        raise _fault(
-            path, line, f"broken JSON at column {error.colno}: {error.msg}; one object per line is needed."
-        ) from error
-    except UnicodeEncodeError as error:
-        raise _fault(path, line, "half of a surrogate pair (\\ud800 to \\udfff) is not text.") from error
-    except (ValueError, RecursionError) as error:
-        raise _fault(path, line, f"unusable JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise _fault(path, line, f"a JSON object is needed on every line, this is a {type(value).__name__}.")
-    return value
-
-
-def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return values
-
-
-def _parquet_rows(path: Path) -> Iterator[Row]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise DataError(f'{path} needs pyarrow: pip install "bitfit[parquet]"') from error
-    with _opened(path) as stream:
-        try:
-            source = io.BytesIO(stream.read()) if path.suffix.lower() == ".gz" else stream
-            table = pyarrow.parquet.ParquetFile(source)
-            _unique(path, table.schema_arrow.names)
-            batches = table.iter_batches(batch_size=1024)
-            records = chain.from_iterable(batch.to_pylist() for batch in batches)
-            yield from (Row(line, values) for line, values in enumerate(records, 1))
-        except (pyarrow.ArrowException, ValueError) as error:
-            raise DataError(f"{path} is not a readable Parquet file: {error}.") from error
-
-
-READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
-    ".csv": _csv_rows,
-    ".tsv": _csv_rows,
-    ".jsonl": _json_rows,
-    ".ndjson": _json_rows,
-    ".parquet": _parquet_rows,
-}
+# The kinds of task whose records are no plain texts with one label.
+_READERS: dict[Kind, Any] = {"tagging": sentences, "answering": questions}
+_OF_FORMAT: dict[str, Kind] = {".conllu": "tagging", ".json": "answering"}
+_LABELS: dict[Kind, Any] = {**_READERS, "multilabel": labelsets}
 
 
 # ---------------------------------------------------------------- rows -> columns
@@ -406,19 +162,13 @@ def _is_class_like(values: list[object]) -> bool:
 # ---------------------------------------------------------------- rows -> texts and raw labels
 
 
-@dataclass(frozen=True)
-class _Table:
-    path: Path
-    texts: list[str]
-    pairs: list[str] | None
-    labels: list[object]
-    lines: list[int]
-    notes: list[str]
-
-
-def stream_texts(path: StrPath, columns: Columns) -> Iterator[tuple[int, str, str | None]]:
+def stream_texts(
+    path: StrPath, columns: Columns, kind: Kind = "classification"
+) -> Iterator[tuple[int, Any, str | None]]:
     """Line, text and pair of every record, empty texts included, so that answers match the file row by row."""
-    find_columns(path, text=columns.text, text_pair=columns.text_pair)
+    find_columns_of(kind, path, text=columns.text, text_pair=columns.text_pair)
+    if kind in _READERS:
+        return _READERS[kind].stream(path, columns)  # type: ignore[no-any-return]
     return ((line, *_texts(Path(path), line, values, columns)) for line, values in rows(path))
 
 
@@ -433,7 +183,7 @@ def _text(path: Path, line: int, name: str, value: object) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple | dict | bytes):
-        raise _fault(path, line, f'column "{name}" holds a {type(value).__name__}, not a text.')
+        raise fault(path, line, f'column "{name}" holds a {type(value).__name__}, not a text.')
     return "" if value is None else str(value)
 
 
@@ -441,35 +191,35 @@ def _is_missing(value: object) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-def _read(path: Path, columns: Columns) -> _Table:
+def _read(path: Path, columns: Columns, kind: Kind | None = None) -> Table:
+    if kind in _READERS:
+        return _READERS[kind].read(path, columns)  # type: ignore[no-any-return]
+    several = _label_columns(path, columns.label) if kind == "multilabel" else ()
     kept: list[tuple[int, str, str | None, object]] = []
     empty, unlabelled = [], []
     for line, values in rows(path):
         text, pair = _texts(path, line, values, columns)
-        label = values.get(columns.label or "")
+        label = labelsets.chosen_columns(path, line, values, several) if several else values.get(columns.label or "")
         if not text.strip() or (pair is not None and not pair.strip()):
             empty.append(line)
-        elif _is_missing(label):
+        elif label is None or (kind != "multilabel" and _is_missing(label)):
             unlabelled.append(line)
         else:
-            kept.append((line, text, pair, _scalar(path, line, label)))
-    notes = [*_skipped(path, "an empty text", empty), *_skipped(path, "no label", unlabelled)]
+            read = labelsets.label_set if kind == "multilabel" else _scalar
+            kept.append((line, text, pair, read(path, line, label)))
+    notes = [*skipped(path, "an empty text", empty), *skipped(path, "no label", unlabelled)]
     if not kept:
         raise DataError(f"{path} has no usable row. {' '.join(notes)}")
     lines, texts, pairs, labels = (list(column) for column in zip(*kept, strict=True))
-    return _Table(path, texts, pairs if columns.text_pair else None, labels, lines, notes)
+    return Table(path, texts, pairs if columns.text_pair else None, labels, lines, notes)
 
 
 def _scalar(path: Path, line: int, label: object) -> object:
     if isinstance(label, list | tuple | dict | bytes):
-        raise _fault(path, line, f"a {type(label).__name__} is not a label; one word or number per row is needed.")
+        raise fault(
+            path, line, f"a {type(label).__name__} is not a label; one word or number per row (or --task multilabel)."
+        )
     return label
-
-
-def _skipped(path: Path, what: str, lines: list[int]) -> list[str]:
-    shown = ", ".join(map(str, lines[:5])) + (", ..." if len(lines) > 5 else "")
-    rows_, lines_ = ("row", "line") if len(lines) == 1 else ("rows", "lines")
-    return [f"Skipped {len(lines):,} {rows_} of {path.name} with {what} ({lines_} {shown})."] if lines else []
 
 
 # ---------------------------------------------------------------- raw labels -> kind and labels
@@ -500,7 +250,7 @@ def _class_name(value: object) -> str:
     return whole[1] if whole else name
 
 
-def _infer_kind(table: _Table) -> tuple[Kind, list[str]]:
+def _infer_kind(table: Table) -> tuple[Kind, list[str]]:
     """Float labels mean regression, unless they are a few whole numbers."""
     numbers = [_number(label) for label in table.labels]
     if not any(map(_is_float, table.labels)) or not _all_numbers(table, numbers):
@@ -513,7 +263,7 @@ def _infer_kind(table: _Table) -> tuple[Kind, list[str]]:
     return "regression", [f"Float labels, so this is a regression, from {min(values):g} to {max(values):g}."]
 
 
-def _all_numbers(table: _Table, numbers: list[float | None]) -> bool:
+def _all_numbers(table: Table, numbers: list[float | None]) -> bool:
     if None not in numbers:
         return True
     if len(set(numbers)) > MANY_CLASSES and 2 * sum(map(_is_float, table.labels)) > len(numbers):
@@ -524,11 +274,17 @@ def _all_numbers(table: _Table, numbers: list[float | None]) -> bool:
 def _finite(path: Path, line: int, label: object) -> float:
     value = _number(label)
     if value is None or not math.isfinite(value):
-        raise _fault(path, line, f'label "{label}" is not a finite number as the other labels are.')
+        raise fault(path, line, f'label "{label}" is not a finite number as the other labels are.')
     return value
 
 
-def _class_names(table: _Table) -> tuple[str, ...]:
+def _label_names(table: Table, kind: Kind) -> tuple[str, ...]:
+    if kind in _LABELS:
+        return _LABELS[kind].names(table)  # type: ignore[no-any-return]
+    return _class_names(table) if kind == "classification" else ()
+
+
+def _class_names(table: Table) -> tuple[str, ...]:
     names = {_class_name(label) for label in table.labels}
     if len(names) == 1:
         raise DataError(f'{table.path}: every label is "{names.pop()}"; at least two classes are needed.')
@@ -537,7 +293,9 @@ def _class_names(table: _Table) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _examples(table: _Table, kind: Kind, labels: Sequence[str]) -> Examples:
+def _examples(table: Table, kind: Kind, labels: Sequence[str]) -> Examples:
+    if kind in _LABELS:
+        return _LABELS[kind].examples(table, labels)  # type: ignore[no-any-return]
     raw = zip(table.lines, table.labels, strict=True)
     if kind == "regression":
         return Examples(table.texts, table.pairs, [_finite(table.path, *item) for item in raw], table.lines)
@@ -547,7 +305,7 @@ def _examples(table: _Table, kind: Kind, labels: Sequence[str]) -> Examples:
         place = ids.index(-1)
         name = _class_name(table.labels[place])
         what = f'label "{name}" is not in the training data.{suggest(name, labels)}'
-        raise _fault(table.path, table.lines[place], what)
+        raise fault(table.path, table.lines[place], what)
     return Examples(table.texts, table.pairs, ids, table.lines)
 
 
@@ -556,8 +314,8 @@ def load_labelled(
 ) -> tuple[Examples, tuple[str, ...]]:
     """The examples of a file whose columns, kind and labels are known from training, with notes."""
     _require_label(path, columns)
-    find_columns(path, text=columns.text, text_pair=columns.text_pair, label=columns.label)
-    table = _read(Path(path), columns)
+    find_columns_of(kind, path, text=columns.text, text_pair=columns.text_pair, label=columns.label)
+    table = _read(Path(path), columns, kind)
     return _examples(table, kind, labels), tuple(table.notes)
 
 
@@ -574,10 +332,11 @@ def _strata(examples: Examples, kind: Kind) -> list[int]:
     return [int(label) for label in examples.labels] if kind == "classification" else [0] * len(examples)
 
 
-def _duplicates(examples: Examples) -> list[list[int]]:
-    """Indices grouped by equal text and pair, in order of first appearance."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    for i, key in enumerate(zip(examples.texts, examples.pairs or examples.texts, strict=True)):
+def _duplicates(examples: Examples, by_pair: bool = False) -> list[list[int]]:
+    """Indices grouped by equal text and pair (or by equal pair alone), in order of first appearance."""
+    pairs = examples.pairs or examples.texts
+    groups: dict[tuple[Any, str], list[int]] = {}
+    for i, key in enumerate(zip(pairs if by_pair else examples.texts, pairs, strict=True)):
         groups.setdefault(key, []).append(i)
     return list(groups.values())
 
@@ -590,11 +349,12 @@ def split(examples: Examples, kind: Kind, seed: int) -> tuple[list[int], list[in
     """Indices of train and dev: 10% (at most about 2,000) of every class, equal texts on one side.
 
     A text with conflicting labels stays in train, so that every class keeps an example there and dev is clean.
+    Questions on one context stay together.
     """
     strata = _strata(examples, kind)
     groups: defaultdict[int, list[list[int]]] = defaultdict(list)
-    for group in _duplicates(examples):
-        if _agrees(examples, group):
+    for group in _duplicates(examples, kind == "answering"):
+        if kind == "answering" or _agrees(examples, group):
             groups[strata[group[0]]].append(group)
     share = min(DEV_SHARE, DEV_MOST / max(1, len(examples)))
     rng = random.Random(f"split {seed}")
@@ -650,6 +410,7 @@ def _interleaved(sizes: list[int]) -> Iterator[int]:
 def load(
     path: StrPath,
     *,
+    task: Kind | None = None,
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
@@ -658,14 +419,18 @@ def load(
     train_size: int | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """A labelled file, or a folder with train, dev and test files, as what training needs."""
+    """A labelled file, or a folder with train, dev and test files, as what training needs.
+
+    `task` is the kind of task; without it the file's format, columns and labels tell.
+    """
     files, notes = find_files(path)
     files = replace(files, dev=Path(dev) if dev else files.dev, test=Path(test) if test else files.test)
-    columns = find_columns(files.train, text=text, text_pair=text_pair, label=label)
+    kind = task or suggest_kind(files.train, label)
+    columns = find_columns_of(kind, files.train, text=text, text_pair=text_pair, label=label)
     _require_label(files.train, columns)
-    table = _read(files.train, columns)
-    kind, reasons = _infer_kind(table)
-    labels = _class_names(table) if kind == "classification" else ()
+    table = _read(files.train, columns, kind)
+    kind, reasons = (kind, []) if kind else _infer_kind(table)
+    labels = _label_names(table, kind)
     whole = _examples(table, kind, labels)
     train, held_out, how = _train_and_dev(whole, files, columns, kind, labels, seed)
     tested, remarks = _tested(files.test, columns, kind, labels)
@@ -678,26 +443,76 @@ def load(
         _sizes(train, held_out, tested),
         *table.notes,
         *remarks,
-        *_doubts(whole, labels),
+        *(() if kind in _LABELS else _doubts(whole, labels)),
     ]
     return Dataset(train, held_out, tested, kind, labels, columns, tuple(notes))
+
+
+def kind_of_format(path: StrPath) -> Kind | None:
+    """The kind of task that is the only use of a file's format."""
+    return _OF_FORMAT.get(extension(existing(Path(path))))
+
+
+def suggest_kind(path: StrPath, label: str | None = None) -> Kind | None:
+    """The kind of task that a file's format or columns tell; None: one label per text, and the labels tell which."""
+    kind = kind_of_format(path)
+    if kind is not None:
+        return kind
+    sample = list(islice(rows(path), SAMPLE_ROWS))
+    if questions.looks_answered(sample):
+        return "answering"
+    if sentences.looks_tagged(sample):
+        return "tagging"
+    if label is not None and len(_label_columns(Path(path), label)) > 1:
+        return "multilabel"
+    names = [label] if label else [name for name in sample[0].values if _bare(name) in LABELS.split()]
+    lists = names and any(isinstance(row.values.get(names[0]), list) for row in sample)
+    return "multilabel" if lists else None
+
+
+def _label_columns(path: Path, label: str | None) -> tuple[str, ...]:
+    """The columns that --label a,b,c names; none if it is a single column's name."""
+    held = dict.fromkeys(chain(*(row.values for row in islice(rows(path), SAMPLE_ROWS))))
+    if label is None or label in held or "," not in label:
+        return ()
+    several = tuple(part.strip() for part in label.split(","))
+    for name in several:
+        if name not in held:
+            raise DataError(f'{path} has no column "{name}".{suggest(name, held)}')
+    return several
+
+
+def find_columns_of(
+    kind: Kind | None,
+    path: StrPath,
+    *,
+    text: str | None = None,
+    text_pair: str | None = None,
+    label: str | None = None,
+) -> Columns:
+    """`find_columns` for any kind of task."""
+    if kind in _READERS:
+        return _READERS[kind].find_columns(path, text=text, text_pair=text_pair, label=label)  # type: ignore[no-any-return]
+    several = _label_columns(Path(path), label) if kind == "multilabel" else ()
+    found = find_columns(path, text=text, text_pair=text_pair, label=several[0] if several else label)
+    return replace(found, label=label) if several else found
 
 
 def find_files(path: StrPath) -> tuple[Files, list[str]]:
     """The files of a data set by their names, with a note for every name that is not train, dev or test itself."""
     path = Path(path)
     if not path.is_dir():
-        return Files(_existing(path)), []
+        return Files(existing(path)), []
     by_stem: defaultdict[str, list[Path]] = defaultdict(list)
     for file in sorted(path.iterdir()):
-        if _extension(file) in READERS:
-            by_stem[_plain_name(file).stem].append(file)
+        if extension(file) in READERS:
+            by_stem[plain_name(file).stem].append(file)
     found = {role: _one_of(by_stem, names) for role, names in ROLES.items()}
     train = found["train"]
     if train is None:
         held = ", ".join(sorted(file.name for file in path.iterdir())) or "nothing"
         raise DataError(f"{path} has no train file ({', '.join(READERS)}, each also with .gz); it holds: {held}.")
-    renamed = [(role, file) for role, file in found.items() if file and _plain_name(file).stem != role]
+    renamed = [(role, file) for role, file in found.items() if file and plain_name(file).stem != role]
     return Files(train, found["dev"], found["test"]), [f"{file.name} is taken as {role}." for role, file in renamed]
 
 
@@ -726,7 +541,8 @@ def _tested(
 ) -> tuple[Examples | None, tuple[str, ...]]:
     if path is None:
         return None, ()
-    if all(_is_unlabelled(row, columns.label or "", labels) for row in rows(path)):
+    names = (_label_columns(path, columns.label) if kind == "multilabel" else ()) or (columns.label or "",)
+    if all(_is_unlabelled(row, name, labels) for row in rows(path) for name in names):
         return None, (f"{path.name} has no labels and is ignored.",)
     return load_labelled(path, columns, kind, labels)
 

@@ -52,6 +52,10 @@ SCHEMA: dict[str, type | tuple[type, ...]] = {
 }
 
 
+# What newer deltas hold too; in older ones it is 0.
+OPTIONAL: dict[str, type] = {"stride": int}
+
+
 @dataclass(frozen=True, eq=False)
 class Delta:
     """A few hundred kilobytes that turn a frozen base into a model of one task."""
@@ -78,11 +82,16 @@ class Delta:
         """A delta whose metadata and entries are as the format says; DeltaError otherwise."""
         if meta.get("format") != FORMAT:
             raise DeltaError(f"{where}: delta format {meta.get('format')!r}; this bitfit reads format {FORMAT}")
-        for key, kind in SCHEMA.items():
+        meta = {**dict.fromkeys(OPTIONAL, 0), **meta}
+        for key, kind in (SCHEMA | OPTIONAL).items():
             if not isinstance(meta.get(key), kind) or (kind is not bool and isinstance(meta[key], bool)):
                 raise DeltaError(f"{where}: its metadata has no usable {key!r}")
         if not all(isinstance(label, str) for label in meta["labels"]):
             raise DeltaError(f"{where}: its labels are not all texts")
+        if not 0 <= meta["stride"] <= max(0, meta["max_length"]) // 2:
+            raise DeltaError(
+                f"{where}: its windows make no sense (length {meta['max_length']}, stride {meta['stride']})"
+            )
         if not 0 <= meta["trained"] <= meta["total"] < 1 << 63 or meta["total"] == 0:
             raise DeltaError(f"{where}: its parameter counts make no sense")
         _check_columns(meta["columns"], where)

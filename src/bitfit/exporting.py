@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from .tasks import Task
 from .tensorfile import check_target
 
 HEAD_FILE = "head.safetensors"
+TOKEN_CLASSES = {"tagging": "AutoModelForTokenClassification", "answering": "AutoModelForQuestionAnswering"}
 
 
 def export(delta: Delta, base: Base, folder: str | Path) -> Path:
@@ -37,7 +39,7 @@ def export(delta: Delta, base: Base, folder: str | Path) -> Path:
     try:
         _save(delta, base, model, task, temporary)
         base.tokenizer.save_pretrained(temporary)
-        (temporary / "README.md").write_text(card(delta, model, task), encoding="utf-8")
+        (temporary / "README.md").write_text(card(delta, base, model, task), encoding="utf-8")
         temporary.chmod(0o755)
         target.rmdir()
         temporary.rename(target)
@@ -49,25 +51,75 @@ def export(delta: Delta, base: Base, folder: str | Path) -> Path:
 
 
 def _save(delta: Delta, base: Base, model: Model, task: Task, folder: Path) -> None:
-    whole = copy.deepcopy(base.encoder if model.pool == "mean" else model.whole)
-    encoder = whole if model.pool == "mean" else whole.base_model
-    assert isinstance(encoder, nn.Module)
-    parameters = dict(encoder.named_parameters())
-    with torch.no_grad():
-        for name, (index, values) in delta.entries.items():
-            write_entries(parameters[name], index, values)
     head = {name.removeprefix(HEAD): torch.from_numpy(np.array(v)) for name, v in delta.head.items()}
     head = _on_label_scale(head, task)
-    if model.pool == "mean":
+    whole = _whole(base, model, task)
+    encoder = base.encoder if whole is None else whole.base_model
+    assert isinstance(encoder, nn.Module)
+    made = copy.deepcopy(encoder) if whole is None else whole
+    parameters = dict((made if whole is None else encoder).named_parameters())
+    with torch.no_grad():
+        for name, (index, values) in delta.entries.items():
+            if name in parameters:  # a class for tokens leaves a pooler out, which nothing of it would call
+                write_entries(parameters[name], index, values)
+    if whole is None:
         from safetensors.torch import save_file
 
         save_file(head, folder / HEAD_FILE)
     else:
-        for name, value in head.items():
+        for name, value in _renamed(head, whole, task).items():
             owner, _, attribute = name.rpartition(".")
             whole.get_submodule(owner)._parameters[attribute] = nn.Parameter(value)
         _name_labels(whole.config, task)
-    whole.save_pretrained(folder)  # type: ignore[operator]
+    made.save_pretrained(folder)  # type: ignore[operator]
+
+
+def transformers_class(base: Base, model: Model, task: Task) -> str | None:
+    """The class of transformers that holds the merged model; None if it has none, and the head is a file of its own."""
+    if model.pool == "cls":
+        return "AutoModelForSequenceClassification"
+    name = TOKEN_CLASSES.get(task.kind)
+    if name is None or type(base.config) not in getattr(transformers, name)._model_mapping:
+        return None
+    whole = _empty(base, name, task)
+    return name if len(_linears(whole, task)) == 1 and _fits(base, whole) else None
+
+
+def _whole(base: Base, model: Model, task: Task) -> nn.Module | None:
+    """A model of that class with the base's weights."""
+    name = transformers_class(base, model, task)
+    if name is None or model.pool == "cls":
+        return None if name is None else copy.deepcopy(model.whole)
+    whole = _empty(base, name, task).to_empty(device="cpu")
+    whole.base_model.load_state_dict(base.encoder.state_dict(), strict=False)  # type: ignore[union-attr]
+    return whole
+
+
+def _empty(base: Base, name: str, task: Task) -> nn.Module:
+    config = copy.deepcopy(base.config)
+    config.num_labels = task.outputs
+    with torch.device("meta"):
+        return getattr(transformers, name).from_config(config)  # type: ignore[no-any-return]
+
+
+def _fits(base: Base, whole: nn.Module) -> bool:
+    wanted = whole.base_model.state_dict()  # type: ignore[union-attr]
+    return wanted.keys() <= base.encoder.state_dict().keys() and not base.missing & wanted.keys()
+
+
+def _linears(whole: nn.Module, task: Task) -> list[str]:
+    """The linear layers outside the encoder, if they alone make the head."""
+    prefix = str(whole.base_model_prefix) + "."
+    own = {name: m for name, m in whole.named_modules() if not (name + ".").startswith(prefix) and m._parameters}
+    fitting = [n for n, m in own.items() if isinstance(m, nn.Linear) and m.out_features == task.outputs]
+    return fitting if len(fitting) == len(own) else []
+
+
+def _renamed(head: dict[str, Tensor], whole: nn.Module, task: Task) -> dict[str, Tensor]:
+    if not task.by_token:
+        return head
+    name = _linears(whole, task)[0]
+    return {f"{name}.{form}": head[f"classifier.{form}"] for form in ("weight", "bias")}
 
 
 def _on_label_scale(head: dict[str, Tensor], task: Task) -> dict[str, Tensor]:
@@ -84,64 +136,88 @@ def _on_label_scale(head: dict[str, Tensor], task: Task) -> dict[str, Tensor]:
 
 def _name_labels(config: Any, task: Task) -> None:
     config.num_labels = task.outputs
-    if task.kind == "regression":
-        config.problem_type = "regression"
-    else:
+    if task.kind in ("regression", "multilabel"):
+        config.problem_type = {"regression": "regression", "multilabel": "multi_label_classification"}[task.kind]
+    if task.labels:
         config.id2label = dict(enumerate(task.labels))
         config.label2id = {label: number for number, label in enumerate(task.labels)}
 
 
-def card(delta: Delta, model: Model, task: Task) -> str:
+INTO = {
+    "classification": "Classification of {} into one of {}.",
+    "regression": "A number for {}.",
+    "multilabel": "Any number of labels for {}, of {}.",
+    "tagging": "A tag for every word of a sentence, of {1}.",
+    "answering": "The span of a context that answers a question.",
+}
+
+
+def card(delta: Delta, base: Base, model: Model, task: Task) -> str:
     """The model card: what it is, how it was made, how to use it."""
     meta = delta.meta
     main = meta["metrics"]["dev"][meta["metric"]]
     what = f"{meta['trained']:,} of {meta['total']:,} parameters ({meta['trained'] / meta['total']:.3%})"
-    labels = ", ".join(f"`{_plain(label)}`" for label in task.labels) or "a number"
+    labels = ", ".join(f"`{_plain(label)}`" for label in task.labels)
+    into = INTO[task.kind].format("text pairs" if meta["columns"].get("text_pair") else "texts", labels)
+    windows = f"Longer inputs are read in windows that share {meta.get('stride', 0)} tokens."
     return f"""# {_plain(meta["base"])} fine-tuned by bitfit
 
-{meta["task"].capitalize()} of {"text pairs" if meta["columns"].get("text_pair") else "texts"} into {labels}.
+{into}
 Selection `{meta["select"]}`, head `{meta["head"]}`: {what} were trained; everything else is the base's own.
 Dev {meta["metric"]} {main["value"]:.4f} (95% interval {main["low"]:.4f} to {main["high"]:.4f}).
-Texts are cut at {meta["max_length"]} tokens.
+{windows if task.by_token else "Texts are cut"} at {meta["max_length"]} tokens.
 
 ## Use
 
 ```python
-{_usage(delta, model)}```
+{_usage(delta, base, model, task)}```
 """
 
 
-def _usage(delta: Delta, model: Model) -> str:
+def _usage(delta: Delta, base: Base, model: Model, task: Task) -> str:
+    name = transformers_class(base, model, task)
+    byte_level = "ByteLevel" in base.tokenizer.backend_tokenizer.to_str()
+    spaced = ", add_prefix_space=True" if task.form == "words" and byte_level else ""
+    load = "" if name else "from safetensors.torch import load_file\n"
+    start = f"""import torch
+{load}from transformers import {name or "AutoModel"}, AutoTokenizer
+
+folder = "."
+tokenizer = AutoTokenizer.from_pretrained(folder{spaced})
+model = {name or "AutoModel"}.from_pretrained(folder, dtype=torch.float32).eval()
+batch = tokenizer({_inputs(delta, task)}, max_length={delta.meta["max_length"]}, return_tensors="pt")
+"""
+    if name == "AutoModelForQuestionAnswering":
+        last = "output = model(**batch)\n    logits = torch.stack([output.start_logits, output.end_logits], -1)"
+    elif name:
+        last = "logits = model(**batch).logits"
+    else:
+        start += f'head = load_file(folder + "/{HEAD_FILE}")\n'
+        last = _by_hand(task)
+    return start + f"with torch.no_grad():\n    {last}\n"
+
+
+def _inputs(delta: Delta, task: Task) -> str:
+    if task.form == "words":
+        return '[["some", "words"]], is_split_into_words=True, padding=True, truncation=True'
+    if task.form == "windows":
+        return '["a question"], ["its context"], padding=True, truncation="only_second"'
     texts = '["first text"], ["second text"]' if delta.meta["columns"].get("text_pair") else '["a text"]'
-    encode = (
-        f'tokenizer({texts}, padding=True, truncation=True, max_length={delta.meta["max_length"]}, return_tensors="pt")'
-    )
-    if model.pool != "mean":
-        return f"""import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    return f"{texts}, padding=True, truncation=True"
 
-folder = "."
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
-batch = {encode}
-with torch.no_grad():
-    logits = model(**batch).logits
-"""
-    return f"""import torch
-from safetensors.torch import load_file
-from transformers import AutoModel, AutoTokenizer
 
-folder = "."
-tokenizer = AutoTokenizer.from_pretrained(folder)
-encoder = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-head = load_file(folder + "/{HEAD_FILE}")
-batch = {encode}
-with torch.no_grad():
-    hidden = encoder(**batch).last_hidden_state
+def _by_hand(task: Task) -> str:
+    """The lines that do what the head does, where transformers has no class for it."""
+    seen = "states = model(**batch).last_hidden_state"
+    if not task.by_token:
+        seen += """
     mask = batch["attention_mask"].unsqueeze(-1)
-    mean = (hidden * mask).sum(1) / mask.sum(1)
-    logits = mean @ head["classifier.weight"].T + head["classifier.bias"]
-"""
+    states = (states * mask).sum(1) / mask.sum(1)"""
+    return (
+        seen
+        + """
+    logits = states @ head["classifier.weight"].T + head["classifier.bias"]"""
+    )
 
 
 def _plain(text: str) -> str:

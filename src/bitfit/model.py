@@ -1,4 +1,4 @@
-"""A base with the head of a task on it: encoded rows in, one row of outputs per text."""
+"""A base with the head of a task on it: encoded rows in, one row of outputs per text, or per token."""
 
 from __future__ import annotations
 
@@ -15,26 +15,22 @@ from .anatomy import PART, Anatomy
 from .base import Base, empty_model
 from .delta import HEAD
 from .rows import Rows
+from .tensorfile import Array
 
 Place = tuple[nn.Module, str]
 
 
-class Pooled(nn.Module):
-    """The mean of a text's hidden states, then one linear layer."""
+class Head(nn.Module):
+    """One linear layer on what it is given: the mean of a text's hidden states, or the state of every token."""
 
     def __init__(self, width: int, outputs: int, dropout: float) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(width, outputs, device="meta")
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """Pool the real tokens of each row and classify."""
-        weight = mask.unsqueeze(-1).to(hidden.dtype)
-        return self.classify((hidden * weight).sum(1) / weight.sum(1).clamp(min=1))
-
-    def classify(self, mean: Tensor) -> Tensor:
-        """Classify texts that are pooled already."""
-        return self.classifier(self.dropout(mean))  # type: ignore[no-any-return]
+    def forward(self, states: Tensor) -> Tensor:
+        """The outputs of states, one row each."""
+        return self.classifier(self.dropout(states))  # type: ignore[no-any-return]
 
 
 class _Given(nn.Module):
@@ -51,15 +47,19 @@ class _Given(nn.Module):
 
 
 class Model(nn.Module):
-    """Encoder and head of one task. Its head has no values of its own: a lane of the bank brings them."""
+    """Encoder and head of one task. Its head has no values of its own: a lane of the bank brings them.
+
+    `pool` is what the head sees: each text's mean state ("mean"), what the architecture's own head takes ("cls"), or
+    the state of every token ("tokens"): then there is one row of outputs per token, the texts end to end.
+    """
 
     def __init__(self, base: Base, outputs: int, pool: str = "auto") -> None:
         super().__init__()
         self.base = base
         self.pool = resolve_pool(base, pool)
         self.whole: nn.Module
-        if self.pool == "mean":
-            self.whole = Pooled(base.width, outputs, _dropout(base.config))
+        if self.pool != "cls":
+            self.whole = Head(base.width, outputs, _dropout(base.config))
             outside = dict(self.whole.named_modules())
         else:
             self.whole = empty_model(copy.deepcopy(base.config), outputs)
@@ -72,19 +72,27 @@ class Model(nn.Module):
         self.eval()  # a new module is in training mode, and a head evaluated before its first step would drop out
 
     def forward(self, rows: Rows) -> Tensor:
-        """The outputs of token rows, one row per text: the stock model on a padded batch."""
+        """The outputs of token rows: the stock model on a padded batch."""
         batch = self._batch(rows)
-        if self.pool == "mean":
-            hidden = self.encoder(**batch).last_hidden_state
-            return self.whole(hidden, batch["attention_mask"])  # type: ignore[no-any-return]
-        return self.whole(**batch).logits  # type: ignore[no-any-return]
+        if self.pool == "cls":
+            return self.whole(**batch).logits  # type: ignore[no-any-return]
+        hidden, mask = self.encoder(**batch).last_hidden_state, batch["attention_mask"]
+        return self.whole(hidden[mask.bool()] if self.pool == "tokens" else _means(hidden, mask))  # type: ignore[no-any-return]
 
-    def classify(self, texts: Tensor) -> Tensor:
-        """The head alone, on each text's mean hidden state, or on its first if the head is the architecture's own."""
-        if isinstance(self.whole, Pooled):
-            return self.whole.classify(texts)
+    def output_places(self, rows: Rows, chosen: Array) -> Array:
+        """Where the outputs of the chosen rows lie among those of all: a place per text, or one per token."""
+        return rows.tokens(chosen) if self.pool == "tokens" else chosen
+
+    def output_count(self, rows: Rows) -> int:
+        """How many rows of outputs there are for these token rows."""
+        return len(rows.ids) if self.pool == "tokens" else len(rows)
+
+    def classify(self, states: Tensor) -> Tensor:
+        """The head alone, on the states it sees; if it is the architecture's own, on each text's first."""
+        if isinstance(self.whole, Head):
+            return self.whole(states)  # type: ignore[no-any-return]
         prefix = str(self.whole.base_model_prefix)
-        self.whole._modules[prefix] = _Given(texts, getattr(self.encoder, "pooler", None))
+        self.whole._modules[prefix] = _Given(states, getattr(self.encoder, "pooler", None))
         try:
             return self.whole(None).logits  # type: ignore[no-any-return]
         finally:
@@ -115,16 +123,16 @@ class Model(nn.Module):
 
     @property
     def anatomy(self) -> Anatomy:
-        """The sites that can be selected: a pooler that mean pooling never calls is not among them."""
+        """The sites that can be selected: a pooler that is never called is not among them."""
         full = self.base.anatomy
-        if self.pool != "mean":
+        if self.pool == "cls":
             return full
         return Anatomy(full.family, tuple(s for s in full.sites if PART[s.term] != "pooler"), full.layers)
 
     @property
     def head(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every parameter of the head, with what the checkpoint lacks of the encoder."""
-        unused = "pooler." if self.pool == "mean" else None
+        unused = None if self.pool == "cls" else "pooler."
         lacking = [name for name in self.base.missing if not (unused and name.startswith(unused))]
         names = [name for name in self.places if name.startswith(HEAD)] + sorted(lacking)
         return {name: tuple(self.original(name).shape) for name in names}
@@ -154,10 +162,17 @@ def fresh(name: str, shape: tuple[int, ...], spread: float, generator: torch.Gen
 
 def resolve_pool(base: Base, pool: str) -> str:
     """What `auto` means for this base; an architecture without a head of its own is mean-pooled."""
+    if pool == "tokens":
+        return pool
     own = empty_model(copy.deepcopy(base.config))
     if own.base_model is own:
         return "mean"
     return base.pooling if pool == "auto" else pool
+
+
+def _means(hidden: Tensor, mask: Tensor) -> Tensor:
+    weight = mask.unsqueeze(-1).to(hidden.dtype)
+    return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1)
 
 
 def _dropout(config: Any) -> float:

@@ -193,24 +193,25 @@ class Packed:
                 step = _Pass(self, Worn(self.model, lanes, stacks), layout, draws)
                 states = step.run(states, frozen, self.layers, [model.pool for model in models])
         assert states is not None
-        texts = _split(states, [len(own) for own in rows])
+        seen = _split(states, [model.output_count(own) for model, own in zip(models, rows, strict=True)])
         heads = [{name: lane.tensors[name] for name in lane.tensors.keys() - self.inner} for lane in lanes]
         if streams is not None:  # a lane's dropout counts its own rows, so each head runs alone
-            return [self._head(*each) for each in zip(models, heads, texts, streams, strict=True)]
+            return [self._head(*each) for each in zip(models, heads, seen, streams, strict=True)]
         out: dict[int, Tensor] = {}
         for members in _by_model(models):
             model, own = models[members[0]], [heads[i] for i in members]
-            out |= zip(members, self._heads(model, own, [texts[i] for i in members]), strict=True)
+            out |= zip(members, self._heads(model, own, [seen[i] for i in members]), strict=True)
         return [out[i] for i in range(len(rows))]
 
     def prefix(self, rows: Rows, frozen: int) -> Tensor:
-        """What the first layers of the base make of rows: a state per token, or per text if these are all layers."""
+        """What the first layers make of rows: a state per token, or what the head sees if these are all layers."""
         return self._prefix(self._layout([rows]), frozen)
 
     @torch.no_grad()
     def _prefix(self, layout: Layout, frozen: int) -> Tensor:
         base = [Wear({}, {})] * (len(layout.texts.bounds) - 1)
-        return _Pass(self, Worn(self.model, base, {}), layout, None).run(None, 0, frozen, [self.model.pool])
+        pools = [self.model.pool] * len(base)
+        return _Pass(self, Worn(self.model, base, {}), layout, None).run(None, 0, frozen, pools)
 
     def _known(self, rows: Sequence[Rows], frozen: int) -> Tensor | None:
         known = [own.known for own in rows if own.known is not None and own.known.layers == frozen]
@@ -223,9 +224,9 @@ class Packed:
         """How many places of dropout lie before a layer."""
         return 1 + layers * (3 if self.m1_dropout else 2)
 
-    def _head(self, model: Model, head: Mapping[str, Tensor], texts: Tensor, stream: int | None) -> Tensor:
+    def _head(self, model: Model, head: Mapping[str, Tensor], states: Tensor, stream: int | None) -> Tensor:
         with model.wearing(head), nullcontext() if stream is None else Keyed(stream, self._sites(self.layers)):
-            return model.classify(texts)
+            return model.classify(states)
 
     def _heads(self, model: Model, heads: Sequence[Mapping[str, Tensor]], texts: Sequence[Tensor]) -> Sequence[Tensor]:
         """Heads of one shape: the model's head is called once, and its linear layers take each lane's own tensors."""
@@ -310,21 +311,29 @@ class _Pass:
     def run(self, states: Tensor | None, start: int, stop: int, pools: Sequence[str]) -> Tensor:
         """From the states of all tokens before layer `start` (None: from their ids) to those before layer `stop`.
 
-        After the last layer it is one state per text: the mean over its tokens, or that of its first, as its lane's
-        head asks.
+        After the last layer it is what the lanes' heads see, lane after lane: of each text the mean of its states or
+        the first of them, or the state of every token.
         """
-        layout, last = self.layout, self.packed.layers - 1
+        last = self.packed.layers - 1
         x = self._embed() if states is None else states
         self.site = self.packed._sites(start)
+        alone = all(pool == "cls" for pool in pools)
         for layer in range(start, stop):
-            x = self._layer(layer, x, first_only=layer == last and "mean" not in pools)
-        if stop <= last or "mean" not in pools:
-            return x
-        means = torch.segment_reduce(x, "mean", lengths=layout.lengths, unsafe=True)
-        if all(pool == "mean" for pool in pools):
-            return means
-        mean = torch.tensor([pool == "mean" for pool in pools], device=x.device).index_select(0, layout.texts.lane)
-        return torch.where(mean[:, None], means, x.index_select(0, layout.first))
+            x = self._layer(layer, x, first_only=layer == last and alone)
+        return x if stop <= last or alone else self._seen(x, pools)
+
+    def _seen(self, x: Tensor, pools: Sequence[str]) -> Tensor:
+        views = {pool: self._view(x, pool) for pool in dict.fromkeys(pools)}
+        if len(views) == 1:
+            return views[pools[0]]
+        sides = {pool: self.layout.tokens if pool == "tokens" else self.layout.texts for pool in views}
+        parts = {pool: sides[pool].split(view) for pool, view in views.items()}
+        return torch.cat([parts[pool][lane] for lane, pool in enumerate(pools)])
+
+    def _view(self, x: Tensor, pool: str) -> Tensor:
+        if pool == "mean":
+            return torch.segment_reduce(x, "mean", lengths=self.layout.lengths, unsafe=True)
+        return x if pool == "tokens" else x.index_select(0, self.layout.first)
 
     def _embed(self) -> Tensor:
         layout = self.layout

@@ -9,13 +9,15 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from .anatomy import HEADS
 from .errors import UsageError, suggest
+from .examples import Kind
 
 if TYPE_CHECKING:
     from .base import Base
+    from .encode import Encoder
     from .tasks import Task
 
 NARROW = 512  # up to this width the larger rates won on real tasks (LOG.md)
@@ -38,6 +40,7 @@ class Trial:
     weight_decay: float
     clip: float
     max_length: int
+    stride: int
     train_size: int | None
     metric: str
     prefix_dropout: bool
@@ -70,13 +73,15 @@ class Plan:
     schedule: str = _option("constant", "linear: warm-up, then down to 0", choices=("constant", "linear"))
     weight_decay: float = _option(0.0, "of the trained entries only", float)
     clip: float = _option(1.0, "largest gradient norm; 0: none", float)
-    max_length: int | None = _option(None, "tokens per text (128)", int)
+    max_length: int | None = _option(None, "tokens per text (128; 384 with a question)", int)
+    stride: int | None = _option(None, "tokens that two windows on a long sentence or context share (128)", int)
     train_size: int | None = _option(None, "train on this many rows, drawn evenly by class", int)
     metric: str | None = _option(None, "what picks the best checkpoint and trial (accuracy; spearman for numbers)")
     prefix_dropout: bool = _option(False, "dropout below the lowest trained layer too; slower", bool)
+    task: str | None = _option(None, f"kind of task, where the file does not tell: {', '.join(get_args(Kind))}")
     text: str | None = _option(None, "text column (found by itself)")
-    text_pair: str | None = _option(None, "second text column")
-    label: str | None = _option(None, "label column")
+    text_pair: str | None = _option(None, "second text column; a question's context")
+    label: str | None = _option(None, "label column; several 0/1 columns, comma-separated, are labels of their own")
     lanes: int | None = _option(None, "trials trained together at most", int)
     threads: int | None = _option(None, "CPU threads; the same number gives the same bits", int)
     device: str = _option("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
@@ -91,9 +96,13 @@ class Plan:
         for name in ("select", "init"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"{name} takes a text in the selection language, such as 'bias - b_q'")
+        if self.task is not None and self.task not in get_args(Kind):
+            raise UsageError(f'--task: no "{self.task}".{suggest(str(self.task), get_args(Kind))}')
         check(self.select)
         parse_init(self.init)
-        self._convert(operator.index, "seed", "epochs", "evals_per_epoch", "batch", "max_length", "train_size")
+        self._convert(
+            operator.index, "seed", "epochs", "evals_per_epoch", "batch", "max_length", "stride", "train_size"
+        )
         self._convert(operator.index, "lanes", "threads")
         self._convert(float, "lr", "weight_decay", "clip")
         for name in ("epochs", "evals_per_epoch", "batch", "train_size", "lanes", "threads"):
@@ -122,11 +131,12 @@ class Plan:
             shown = ",".join(f"{item:g}" for item in several(value))
             raise UsageError(f"--{name.replace('_', '-')} {shown}: must be {what}")
 
-    def trials(self, base: Base, task: Task, max_length: int, pool: str) -> list[Trial]:
+    def trials(self, base: Base, task: Task, encoder: Encoder, pool: str) -> list[Trial]:
         """The grid, in the order batch, rate, seed."""
         rates = several(self.lr) if self.lr is not None else default_rates(self.select, base.width)
         shared = {name: getattr(self, name) for name in _SHARED}
-        shared |= {"pool": pool, "max_length": max_length, "metric": task.metric}
+        shared |= {"pool": pool, "max_length": encoder.max_length, "metric": task.metric}
+        shared["stride"] = encoder.stride if task.by_token else 0
         return [
             Trial(lr=float(lr), batch=batch, seed=seed, **shared)
             for batch in several(self.batch)

@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from . import data
-from .bank import Bank, lane_of_delta
+from .bank import Bank, lane_of_delta, outputs
 from .base import DEMO, Base, load_base
-from .data import Columns
 from .delta import Delta
-from .encode import Encoder
+from .encode import Encoded, Encoder
 from .errors import DataError, ModelError, UsageError
+from .examples import Columns
 from .model import Model
-from .resident import Host, Text, split_texts
-from .rows import Rows, by_length
+from .resident import Host, Reading, Text, as_examples
+from .rows import by_length
 from .tasks import Task
 from .tasks.metrics import Score
 from .tensorfile import Array
@@ -40,24 +39,23 @@ class Predictor:
         self.delta.check(self.base)
         self.task = Task.of_delta(self.delta)
         self.columns = Columns(**self.delta.meta["columns"])
-        self._encoder = Encoder(self.base, self.delta.meta["max_length"])
+        self.cut = 0  # how many texts were longer than the maximum length, so far
+        self._encoder = _encoder(self.base, self.delta)
         model = Model(self.base, self.task.outputs, self.delta.meta["pool"])
         self._bank = Bank(model, [lane_of_delta(model, self.delta)])
 
-    def outputs(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Array:
-        """The head's numbers for each text, in order."""
-        rows = self._encoder(texts, pairs)
-        out = np.zeros((len(rows), self.task.outputs), np.float32)
-        with torch.inference_mode():
-            for chosen in by_length(rows, BATCH):
-                out[chosen] = self._bank.logits({0: rows.take(chosen)})[0].cpu().numpy()
-        return out
+    def outputs(self, encoded: Encoded) -> Array:
+        """The head's numbers for each text, or each token of the texts, in order."""
+        self.cut += encoded.rows.cut
+        return outputs(self._bank, 0, encoded.rows, by_length(encoded.rows, BATCH))
 
     def answers(self, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
         """An answer per text, as a stream: any number of texts in bounded memory."""
         source = iter(texts)
         while chunk := list(islice(source, CHUNK)):
-            yield from self.task.answers(self.outputs(*split_texts(chunk, self.columns.text_pair is not None)))
+            examples = as_examples(self.task, chunk, self.columns.text_pair is not None)
+            encoded = self.task.encode(self._encoder, examples)
+            yield from self.task.answers(self.outputs(encoded), encoded, examples)
 
     def evaluate(self, path: str | Path, **given: str | None) -> tuple[int, dict[str, Score], tuple[str, ...]]:
         """Rows, every metric with its interval, and what was noticed, on a labelled file or a folder's test file."""
@@ -67,28 +65,38 @@ class Predictor:
         columns = self.columns_in(path, True, **given)
         examples, notes = data.load_labelled(path, columns, self.task.kind, self.task.labels)
         took = f"{path}: the text is column {columns.text!r}, the label is column {columns.label!r}."
-        scores = self.task.scores(self.outputs(examples.texts, examples.pairs), examples.labels)
-        return len(examples), scores, (took, *notes)
+        encoded = self.task.encode(self._encoder, examples)
+        predictions = self.task.predictions(self.outputs(encoded), encoded, examples)
+        remarks = self.task.remarks(self._encoder, encoded, examples)
+        return len(examples), self.task.scores(predictions, examples), (took, *notes, *remarks)
 
     def columns_in(self, path: str | Path, labelled: bool = False, **given: str | None) -> Columns:
         """The file's columns: those given, else those of the training file if it has them, else found anew."""
+        kind = self.task.kind
+        self._require_kind(path)
         if any(given.values()):
-            found = data.find_columns(path, **given)
+            found = data.find_columns_of(kind, path, **given)
         else:
             try:
                 wanted = self.columns
                 label = {"label": wanted.label} if labelled else {}
-                found = data.find_columns(path, text=wanted.text, text_pair=wanted.text_pair, **label)
+                found = data.find_columns_of(kind, path, text=wanted.text, text_pair=wanted.text_pair, **label)
             except DataError:
-                found = data.find_columns(path)
+                found = data.find_columns_of(kind, path)
         if (found.text_pair is None) != (self.columns.text_pair is None):
             need = "two text columns" if self.columns.text_pair else "one text column"
             raise DataError(f"{path}: the delta was trained on {need}; this file has other columns")
         return found
 
+    def _require_kind(self, path: str | Path) -> None:
+        """Refuse a file whose format is that of another kind of task."""
+        held = data.kind_of_format(path)
+        if held is not None and held != self.task.kind:
+            raise DataError(f"{path} is a file for {held}, and the delta is for {self.task.kind}; give it another file")
+
     def texts_in(self, path: str | Path, **given: str | None) -> Iterator[Text]:
         """The texts, or pairs, of a file as a stream."""
-        for _, text, pair in data.stream_texts(path, self.columns_in(path, False, **given)):
+        for _, text, pair in data.stream_texts(path, self.columns_in(path, False, **given), self.task.kind):
             yield text if pair is None else (text, pair)
 
     def texts_of(self, words: Sequence[str]) -> list[Text]:
@@ -115,36 +123,39 @@ class MixedPredictor:
         self.residents = [self._host.admit(_loaded(delta)) for delta in (first, *deltas[1:])]
 
     def outputs(self, requests: Sequence[tuple[int, Text]]) -> list[Array]:
-        """The head's numbers for each text, under the delta of that number; in order."""
-        rows = self._rows(requests)
-        out: list[Array] = [np.empty(0, np.float32)] * len(rows)
-        for chosen in by_length(rows, BATCH):
-            batch = [
-                (self.residents[requests[place][0]], rows.take(chosen[i : i + 1])) for i, place in enumerate(chosen)
-            ]
-            for place, numbers in zip(chosen, self._host.outputs(batch), strict=True):
-                out[place] = numbers[0]
-        return out
+        """The head's numbers for each text (a row, or one per token), under the delta of that number; in order."""
+        return self._outputs(requests, self._read(requests))
 
     def answers(self, requests: Iterable[tuple[int, Text]]) -> Iterator[dict[str, Any]]:
         """An answer per (number of a delta, text), as a stream."""
         source = iter(requests)
         while chunk := list(islice(source, CHUNK)):
-            for (number, _), numbers in zip(chunk, self.outputs(chunk), strict=True):
-                yield self.residents[number].task.answers(numbers[None])[0]
+            readings = self._read(chunk)
+            for (number, _), reading, numbers in zip(chunk, readings, self._outputs(chunk, readings), strict=True):
+                yield self.residents[number].answer(reading, numbers)
 
-    def _rows(self, requests: Sequence[tuple[int, Text]]) -> Rows:
-        # Texts of one shape are tokenized together, whatever their task.
-        places: dict[tuple[int, bool], list[int]] = {}
+    def _read(self, requests: Sequence[tuple[int, Text]]) -> list[Reading]:
+        places: dict[object, list[int]] = {}
         for place, (number, _) in enumerate(requests):
-            resident = self.residents[number]
-            places.setdefault((resident.max_length, resident.paired), []).append(place)
-        parts = [
-            self._host.encode(self.residents[requests[own[0]][0]], [requests[place][1] for place in own])
-            for own in places.values()
-        ]
-        order = np.concatenate([np.array(own) for own in places.values()])
-        return Rows.join(parts).take(np.argsort(order))
+            places.setdefault(self.residents[number].shape, []).append(place)
+        found: dict[int, Reading] = {}
+        for own in places.values():
+            resident = self.residents[requests[own[0]][0]]
+            found |= zip(own, self._host.read(resident, [requests[place][1] for place in own]), strict=True)
+        return [found[place] for place in range(len(requests))]
+
+    def _outputs(self, requests: Sequence[tuple[int, Text]], readings: Sequence[Reading]) -> list[Array]:
+        out: dict[int, Array] = {}
+        order = np.argsort([-len(reading.rows.ids) for reading in readings], kind="stable").tolist()
+        for i in range(0, len(order), BATCH):
+            chosen = order[i : i + BATCH]
+            batch = [(self.residents[requests[place][0]], readings[place].rows) for place in chosen]
+            out |= zip(chosen, self._host.outputs(batch), strict=True)
+        return [out[place] for place in range(len(requests))]
+
+
+def _encoder(base: Base, delta: Delta) -> Encoder:
+    return Encoder(base, delta.meta["max_length"], delta.meta.get("stride", 0))
 
 
 def base_of(delta: Delta, spec: str | None) -> Base:

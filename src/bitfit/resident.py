@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock, local
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -18,16 +19,32 @@ import torch
 from .bank import Bank, Lane, Slot, lane_of_delta, lane_to_train
 from .base import Base
 from .delta import Delta
-from .encode import Encoder
+from .encode import Encoded, Encoder
 from .errors import DeltaError, UsageError
+from .examples import Examples
 from .model import Model
 from .packed import Packed
 from .rows import Rows
 from .selection import select
+from .sentences import split_words
 from .tasks import Task
 from .tensorfile import Array
 
-Text = str | tuple[str, str]
+Text = str | Sequence[str]
+"""A text, a pair of texts, a question with its context, or a sentence as words."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One text as a task reads it: in token rows, more than one if it is long and must be read whole."""
+
+    encoded: Encoded
+    examples: Examples
+
+    @property
+    def rows(self) -> Rows:
+        """The token rows."""
+        return self.encoded.rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +55,17 @@ class Resident:
     model: Model
     lane: Lane
     max_length: int
-    paired: bool  # whether it takes pairs of texts
+    stride: int
+    paired: bool  # whether it takes two texts
+
+    @property
+    def shape(self) -> tuple[str, int, int, bool]:
+        """How it reads: texts of one shape are read together, whatever their task."""
+        return self.task.form, self.max_length, self.stride, self.paired
+
+    def answer(self, reading: Reading, outputs: Array) -> dict[str, Any]:
+        """What the outputs for a text mean."""
+        return self.task.answers(outputs, reading.encoded, reading.examples)[0]
 
     @property
     def bytes(self) -> int:
@@ -67,32 +94,32 @@ class Host:
     def admit(self, delta: Delta) -> Resident:
         """Check a delta against the base and against its own task, and make it ready."""
         task, meta = Task.of_delta(delta), delta.meta
-        if not 3 <= meta["max_length"] <= self.base.max_length:
-            raise DeltaError(
-                f"the delta's texts have {meta['max_length']} tokens, its base takes 3 to {self.base.max_length}"
-            )
+        longest, stride = self.base.max_length, meta.get("stride", 0)
+        if not 3 <= meta["max_length"] <= longest:
+            raise DeltaError(f"the delta reads {meta['max_length']} tokens, its base takes 3 to {longest}")
         with self._admitting:
             model = self._model(task.outputs, str(meta["pool"]))
             lane = self._alike(lane_of_delta(model, delta))
-        return Resident(task, model, lane, meta["max_length"], meta["columns"]["text_pair"] is not None)
+        return Resident(task, model, lane, meta["max_length"], stride, meta["columns"]["text_pair"] is not None)
 
     def plain(self) -> Resident:
         """The base with an empty head: for asking whether it works at all."""
         model = Model(self.base, 1)
         lane = lane_to_train(model, select(model.anatomy, "none"), head="frozen")
-        return Resident(Task.of("regression", ()), model, lane, 8, False)
+        return Resident(Task.of("regression", ()), model, lane, 8, 0, False)
 
-    def encode(self, resident: Resident, texts: Sequence[Text]) -> Rows:
-        """Token rows of texts, or pairs, as the resident's task takes them."""
-        first, second = split_texts(texts, resident.paired)
+    def read(self, resident: Resident, texts: Sequence[Text]) -> list[Reading]:
+        """Texts as the resident's task reads them; UsageError or DataError for those it cannot."""
+        examples = as_examples(resident.task, texts, resident.paired)
         if not hasattr(self._own, "encoder"):
             self._own.encoder = Encoder(self.base)
         encoder: Encoder = self._own.encoder
-        encoder.cut_at(resident.max_length)
-        return encoder(first, second)
+        encoder.cut_at(resident.max_length, resident.stride)
+        encoded = resident.task.encode(encoder, examples)
+        return [Reading(encoded.take(np.array([i])), examples.take([i])) for i in range(len(examples))]
 
     def outputs(self, batch: Sequence[tuple[Resident, Rows]]) -> list[Array]:
-        """The head's numbers for rows, each under its own resident, in one pass or a few."""
+        """The head's numbers, a row for each token row or for each token, each under its resident."""
         members: dict[Resident, list[int]] = {}
         for place, (resident, _) in enumerate(batch):
             members.setdefault(resident, []).append(place)
@@ -105,7 +132,7 @@ class Host:
             with torch.inference_mode():
                 found = bank.logits({k: rows[0] if len(rows) == 1 else Rows.join(rows) for k, rows in enumerate(own)})
             for k, resident in enumerate(residents):
-                ends = np.cumsum([len(rows) for rows in own[k]])
+                ends = np.cumsum([resident.model.output_count(rows) for rows in own[k]])
                 for place, numbers in zip(members[resident], np.split(found[k].cpu().numpy(), ends[:-1]), strict=True):
                     out[place] = numbers
         return out
@@ -137,20 +164,32 @@ def _together(residents: Iterable[Resident]) -> list[list[Resident]]:
     return [*([shared] if shared else []), *([resident] for resident in every if resident.dense)]
 
 
-def split_texts(texts: Sequence[Text], paired: bool) -> tuple[list[str], list[str] | None]:
-    """Texts, or first and second texts of pairs, if they are what the task takes; UsageError otherwise."""
+def complaint(task: Task, text: Text, paired: bool) -> str | None:
+    """Why a task does not take this as a text; None if it does."""
+    if task.form == "words":
+        return None if isinstance(text, str) or len(text) else "a sentence needs words"
+    if isinstance(text, str) != paired and (not paired or len(text) == 2):
+        return None
+    need = "a question and its context" if task.form == "windows" else "pairs of texts"
+    return "the delta takes " + (need if paired else "single texts, not pairs")
+
+
+def as_examples(task: Task, texts: Sequence[Text], paired: bool) -> Examples:
+    """Texts as a task takes them; UsageError for what it does not take."""
     for text in texts:
         _check_text(text)
-    if any(isinstance(text, str) == paired for text in texts):
-        raise UsageError("the delta takes " + ("pairs of texts" if paired else "single texts, not pairs"))
+        if why := complaint(task, text, paired):
+            raise UsageError(why)
+    if task.form == "words":
+        return Examples([split_words(text) if isinstance(text, str) else tuple(text) for text in texts], None)
     if not paired:
-        return [str(text) for text in texts], None
-    return [text[0] for text in texts], [text[1] for text in texts]
+        return Examples(list(texts), None)
+    return Examples([text[0] for text in texts], [text[1] for text in texts])
 
 
 def _check_text(text: object) -> None:
     parts = (text,) if isinstance(text, str) else text
     if not isinstance(parts, tuple | list) or not all(isinstance(part, str) for part in parts):
-        raise UsageError(f"{text!r} is not a text or a pair of texts")
+        raise UsageError(f"{text!r} is not a text, a pair of texts or a list of words")
     if any("\ud800" <= character <= "\udfff" for part in parts for character in part):
         raise UsageError("a text holds half a character (a lone surrogate); it is no valid Unicode")

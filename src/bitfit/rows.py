@@ -12,7 +12,7 @@ from .tensorfile import Array
 
 @dataclass(frozen=True)
 class Known:
-    """What the frozen layers of a model make of rows: the state of each token after them, or of each text after all."""
+    """What the frozen layers of a model make of rows: the state of each token, or what the head sees of each text."""
 
     layers: int
     by_text: bool

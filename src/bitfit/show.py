@@ -70,12 +70,13 @@ def run(done: Any, target: Path, took: float) -> None:
         rows = [(*_settings(o.trial), "-" if o.dev is None else percent(o.dev), o.status) for o in done.trials]
         out.print(table(["rate", "batch", "seed", f"dev {metric}", ""], rows))
     out.print(_score_table({name: best.scores[name] for name in ("dev", "test") if name in best.scores}))
-    out.print(f"always the majority: {metric} {percent(done.majority)} on dev")
+    out.print(f"{done.baseline_name}: {metric} {percent(done.majority)} on dev")
     share = f"{meta['trained'] / meta['total']:.3%}"
     out.print(f"trained {meta['trained']:,} of {meta['total']:,} parameters ({share}) in {seconds(took)}")
     out.print(f"wrote {clean(str(target))} ({size(target.stat().st_size)})")
     where = "" if meta["hub"] or meta["base"] == DEMO else " --base FOLDER"
-    out.print(f'try: bitfit predict {shlex.quote(str(target))} "some text"{where}', soft_wrap=True)
+    words = '"a question" "its context"' if meta["task"] == "answering" else '"some text"'
+    out.print(f"try: bitfit predict {shlex.quote(str(target))} {words}{where}", soft_wrap=True)
 
 
 def _score_table(found: dict[str, dict[str, Any]]) -> Table:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,13 +18,13 @@ import transformers
 from torch import Tensor
 
 from . import __version__, data, tensorfile
-from .bank import Bank, change_map, lane_of_delta, lane_to_train
+from .bank import Bank, change_map, lane_of_delta, lane_to_train, outputs
 from .base import Base, load_base
 from .checkpoint import Store
-from .data import Dataset, Examples
 from .delta import FORMAT, Delta
-from .encode import Encoder
+from .encode import Encoded, Encoder
 from .errors import Diverged, Interrupted, UsageError, suggest
+from .examples import Dataset, Examples, Kind
 from .model import Model
 from .plan import Plan, Trial
 from .rows import Rows, by_length
@@ -32,7 +32,7 @@ from .selection import Selection, parse_init, select
 from .sparse import SCATTERED
 from .stop import Stop
 from .tasks import Task
-from .tasks.metrics import Score, majority, score
+from .tasks.metrics import Score
 from .tensorfile import Array, Tensors
 
 LOSS_POINTS = 1000
@@ -43,6 +43,27 @@ LANES = 16
 PREFIX_BYTES = 1 << 30
 
 
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Examples as the bank takes them, with what the loss compares."""
+
+    examples: Examples
+    encoded: Encoded
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.encoded.rows)
+
+    @property
+    def rows(self) -> Rows:
+        """The token rows."""
+        return self.encoded.rows
+
+    def with_rows(self, rows: Rows) -> Part:
+        """The same with what is known of its rows."""
+        return replace(self, encoded=replace(self.encoded, rows=rows))
+
+
 @dataclass(frozen=True)
 class Job:
     """What all trials of a run share: the task and its encoded data, on one base."""
@@ -51,18 +72,20 @@ class Job:
     task: Task
     dataset: Dataset
     encoder: Encoder
-    train: Rows
-    dev: Rows
+    train: Part
+    dev: Part
     stop: Stop
     device: torch.device
 
     def losses(self, runners: list[Runner], step: int) -> list[Tensor]:
         """Each lane's loss on its own batch of this step, under its own dropout stream."""
-        golds = self.dataset.train.labels
         chosen = {r.k: batch_rows(r.trial, step, len(self.train)) for r in runners}
         streams = {r.k: stream(r.trial.seed, step) for r in runners}
-        logits = runners[0].bank.logits({k: self.train.take(rows) for k, rows in chosen.items()}, streams)
-        return [self.task.loss(logits[r.k], self.targets([golds[i] for i in chosen[r.k]])) for r in runners]
+        rows = {k: self.train.rows.take(numbers) for k, numbers in chosen.items()}
+        bank = runners[0].bank
+        logits = bank.logits(rows, streams)
+        places = {k: bank.model.output_places(self.train.rows, numbers) for k, numbers in chosen.items()}
+        return [self.task.loss(logits[r.k], self.train.targets[places[r.k]], rows[r.k]) for r in runners]
 
     def with_prefix(self, bank: Bank) -> Job:
         """The job with the states of the bank's frozen layers beside its rows, as far as memory allows.
@@ -71,11 +94,12 @@ class Job:
         computes them again, sees the same bits.
         """
         room, parts = PREFIX_BYTES, []
-        for rows in (self.train, self.dev):
-            size = bank.prefix_bytes(rows)
+        for part in (self.train, self.dev):
+            size = bank.prefix_bytes(part.rows)
             with torch.inference_mode():
-                parts.append(bank.with_prefix(rows, self._batches(rows)) if size <= room else rows)
-            room -= size if size <= room else 0
+                fits = size <= room
+                parts.append(part.with_rows(bank.with_prefix(part.rows, self._batches(part.rows))) if fits else part)
+            room -= size if fits else 0
         return replace(self, train=parts[0], dev=parts[1])
 
     def _batches(self, rows: Rows) -> Iterator[Array]:
@@ -83,17 +107,14 @@ class Job:
             self.stop.check()
             yield chosen
 
-    def targets(self, labels: Sequence[float]) -> Tensor:
-        """Gold labels where the loss is computed."""
-        return self.task.targets(labels, self.device)
-
     def outputs(self, bank: Bank, k: int, rows: Rows) -> Array:
         """Lane k's outputs for all rows, in their order."""
-        out = np.zeros((len(rows), self.task.outputs), np.float32)
-        with torch.inference_mode():
-            for chosen in self._batches(rows):
-                out[chosen] = bank.logits({k: rows.take(chosen)})[k].cpu().numpy()
-        return out
+        return outputs(bank, k, rows, self._batches(rows))
+
+    def scores(self, bank: Bank, k: int, encoded: Encoded, examples: Examples) -> dict[str, Score]:
+        """Every metric of lane k on some examples."""
+        predictions = self.task.predictions(self.outputs(bank, k, encoded.rows), encoded, examples)
+        return self.task.scores(predictions, examples)
 
 
 @dataclass(eq=False)
@@ -240,15 +261,15 @@ def evaluate_lanes(job: Job, runners: list[Runner], step: int, evaluations: set[
     """Evaluate every running lane that is due at this step and has not been evaluated there yet."""
     if step not in evaluations:
         return
-    golds = job.dataset.dev.labels
+    dev = job.dev
     for runner in runners:
         if runner.status == "running" and runner.evaluated != step:
-            logits = job.outputs(runner.bank, runner.k, job.dev)
-            loss = float(job.task.loss(torch.from_numpy(logits), job.task.targets(golds, torch.device("cpu"))))
+            logits = job.outputs(runner.bank, runner.k, dev.rows)
+            loss = float(job.task.loss(torch.from_numpy(logits), dev.targets.cpu(), dev.rows))
             if not np.isfinite(logits).all() or not math.isfinite(loss):
                 runner.diverge(step)
                 continue
-            result = score(job.task.metric, job.task.predictions(logits), golds, len(job.task.labels) or None)
+            result = job.task.score(job.task.predictions(logits, dev.encoded, dev.examples), dev.examples)
             epoch = step / steps_per_epoch(runner.trial, len(job.train))
             runner.keep_best(step, epoch, loss, result)
 
@@ -299,7 +320,8 @@ class Run:
 
     trials: list[Outcome]
     best: Outcome
-    majority: float
+    majority: float  # the score of the task's baseline
+    baseline_name: str
     dataset: Dataset
     notes: tuple[str, ...]
 
@@ -355,7 +377,8 @@ def train(
         if out is not None:
             best.delta.save(out)
             store.clear()
-    return Run(outcomes, best, _majority(job), job.dataset, tuple(notes))
+    baseline = job.task.baseline(job.dataset.train, job.dataset.dev)
+    return Run(outcomes, best, baseline, job.task.baseline_name, job.dataset, tuple(notes))
 
 
 def prepare(source: str | Path | Dataset, base: Base | str | None, asked: Plan, note: Note) -> tuple[Job, list[Trial]]:
@@ -364,22 +387,29 @@ def prepare(source: str | Path | Dataset, base: Base | str | None, asked: Plan, 
         dataset = source
     else:
         dataset = data.load(
-            source, text=asked.text, text_pair=asked.text_pair, label=asked.label, train_size=asked.train_size
-        )
+            source, task=cast(Kind | None, asked.task), text=asked.text, text_pair=asked.text_pair, label=asked.label,
+            train_size=asked.train_size,
+        )  # fmt: skip
     for text in dataset.notes:
         note(text)
-    task = Task.of(dataset.kind, dataset.labels, asked.metric).fitted(dataset.train.labels)
+    task = Task.of(dataset.kind, dataset.labels, asked.metric).fitted(dataset.train)
     device = pick_device(asked.device)
+    pool = task.pool(asked.pool)
     loaded = (base if isinstance(base, Base) else load_base(base)).to(device)
     loaded.require_clean()
-    encoder = Encoder(loaded, asked.max_length)
-    train_rows, dev_rows = (encoder(part.texts, part.pairs) for part in (dataset.train, dataset.dev))
-    if train_rows.cut > 0.02 * len(train_rows):
-        share = f"{train_rows.cut / len(train_rows):.0%}"
-        note(f"{share} of the training texts are cut at {encoder.max_length} tokens; --max-length reads more.")
-    job = Job(loaded, task, dataset, encoder, train_rows, dev_rows, Stop(), device)
-    pool = Model(loaded, task.outputs, asked.pool).pool
-    return job, asked.trials(loaded, task, encoder.max_length, pool)
+    encoder = task.encoder(loaded, asked.max_length, asked.stride)
+    parts = [_part(task, encoder, examples, device) for examples in (dataset.train, dataset.dev)]
+    for name, part in zip(("train", "dev"), parts, strict=True):
+        for text in task.remarks(encoder, part.encoded, part.examples):
+            note(f"{name}: {text}")
+    job = Job(loaded, task, dataset, encoder, parts[0], parts[1], Stop(), device)
+    pool = Model(loaded, task.outputs, pool).pool
+    return job, asked.trials(loaded, task, encoder, pool)
+
+
+def _part(task: Task, encoder: Encoder, examples: Examples, device: torch.device) -> Part:
+    encoded = task.encode(encoder, examples)
+    return Part(examples, encoded, torch.from_numpy(task.targets(encoded, examples)).to(device))
 
 
 def passes(job: Job, trials: list[Trial], lanes: int | None) -> list[list[Trial]]:
@@ -446,12 +476,12 @@ def finish(job: Job, model: Model, runner: Runner) -> Outcome:
         return Outcome(runner.trial, runner.status, {}, runner.history, None)
     with torch.no_grad():
         runner.flat.copy_(runner.best_values)
-    sample = np.random.default_rng(0).permutation(len(job.train))[:TRAIN_SCORE_ROWS]
-    part = job.dataset.train.take(sample.tolist())
-    rows = {"dev": (job.dev, job.dataset.dev), "train": (job.train.take(sample), part)}
+    train, dev = job.train, job.dev
+    sample = np.random.default_rng(0).permutation(len(train.examples))[:TRAIN_SCORE_ROWS]
+    part = train.examples.take(sample.tolist())
     scores = {
-        name: job.task.scores(job.outputs(runner.bank, runner.k, encoded), examples.labels)
-        for name, (encoded, examples) in rows.items()
+        "dev": job.scores(runner.bank, runner.k, dev.encoded, dev.examples),
+        "train": job.scores(runner.bank, runner.k, train.encoded.take(sample), part),
     }
     ending = {"train_score": scores["train"][runner.trial.metric].value, "rows": len(part)}
     tensors = runner.bank.tensors(runner.k)
@@ -477,9 +507,10 @@ def describe(job: Job, model: Model, runner: Runner, tensors: Tensors, scores: A
         "spread": job.task.spread,
         "columns": {"text": columns.text, "text_pair": columns.text_pair, "label": columns.label},
         "max_length": trial.max_length,
+        "stride": trial.stride,
         "metric": trial.metric,
         "metrics": {name: {m: asdict(s) for m, s in table.items()} for name, table in scores.items()},
-        "trial": {**asdict(trial), "best_step": runner.best_step, "train_rows": len(job.train)},
+        "trial": {**asdict(trial), "best_step": runner.best_step, "train_rows": len(job.train.examples)},
         "trained": runner.bank.lanes[runner.k].trained,
         "total": job.base.anatomy.total + sum(math.prod(shape) for shape in model.head.values()),
         "change": change_map(model, tensors),
@@ -503,14 +534,10 @@ def _tested(job: Job, best: Outcome, test: Examples) -> Outcome:
     assert best.delta is not None
     model = Model(job.base, job.task.outputs, best.trial.pool)
     bank = Bank(model, [lane_of_delta(model, best.delta)])
-    scores = job.task.scores(job.outputs(bank, 0, job.encoder(test.texts, test.pairs)), test.labels)
+    scores = job.scores(bank, 0, job.task.encode(job.encoder, test), test)
     metrics = {**best.delta.meta["metrics"], "test": {m: asdict(s) for m, s in scores.items()}}
     delta = Delta(best.delta.tensors, {**best.delta.meta, "metrics": metrics})
     return replace(best, scores={**best.scores, "test": scores}, delta=delta)
-
-
-def _majority(job: Job) -> float:
-    return majority(job.dataset.train.labels, job.dataset.dev.labels, job.task.kind, job.task.metric)
 
 
 def run_folder(out: str | Path) -> Path:

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from ..resident import Host, Resident
+from ..resident import Host, Reading, Resident
 from ..rows import Rows
+from ..tensorfile import Array
 from .meters import Meters
 from .settings import Settings
 from .wire import Refusal
@@ -42,16 +43,38 @@ class Job:
 
 
 @dataclass(eq=False)
-class Piece:
-    """One text of a request, ready for the base."""
+class Question:
+    """One text of a request, in a place of the queue."""
 
     job: Job
     place: int
     task: str
     resident: Resident
-    rows: Rows
-    tokens: int
+    reading: Reading
+    outputs: list[Array | None]  # of each piece
+    waiting: int  # pieces that no thread has taken
     since: float = field(default_factory=time.monotonic)
+
+    def answer(self) -> Answer:
+        """What the outputs of all its pieces mean."""
+        numbers = np.concatenate([part for part in self.outputs if part is not None])
+        if not np.isfinite(numbers).all():
+            return {"error": "the task gives no finite numbers for this text"}
+        return self.resident.answer(self.reading, numbers)
+
+
+@dataclass(eq=False)
+class Piece:
+    """Some token rows of a text, few enough for one pass: a long text takes turns with others, too."""
+
+    question: Question
+    number: int
+    rows: Rows
+
+    @property
+    def tokens(self) -> int:
+        """How much work it is."""
+        return len(self.rows.ids)
 
 
 class Batcher:
@@ -117,16 +140,16 @@ class Batcher:
             with self._more:
                 self._hold({task: -more for task, more in promised.items()})
 
-    async def ask(self, texts: Sequence[tuple[str, Resident, Rows]], promised: Counter[str]) -> list[Answer]:
+    async def ask(self, texts: Sequence[tuple[str, Resident, Reading]], promised: Counter[str]) -> list[Answer]:
         """The answers to texts, in order; whoever cancels this takes what still waits out of the queue."""
         job = Job(asyncio.get_running_loop().create_future(), [{}] * len(texts), len(texts))
-        pieces = [Piece(job, i, *text, tokens=len(text[2].ids)) for i, text in enumerate(texts)]
+        pieces = [piece for i, text in enumerate(texts) for piece in self._pieces(job, i, *text)]
         with self._more:
             if self._stopping or not any(thread.is_alive() for thread in self._threads):
                 raise Refusal(503, "the service is shutting down", retry_after=1)
-            promised.clear()  # from here on the places are the pieces'
+            promised.clear()  # from here on the places are the questions'
             for piece in pieces:
-                self._lines.setdefault(piece.task, deque()).append(piece)
+                self._lines.setdefault(piece.question.task, deque()).append(piece)
                 self._tokens += piece.tokens
             self._more.notify(len(pieces))
         try:
@@ -134,6 +157,13 @@ class Batcher:
         finally:
             if job.missing:
                 self._drop(pieces)
+
+    def _pieces(self, job: Job, place: int, task: str, resident: Resident, reading: Reading) -> list[Piece]:
+        rows = reading.rows
+        ends = np.cumsum(rows.lengths) // self.settings.batch_tokens
+        parts = [rows] if ends[-1] == 0 else [rows.take(np.flatnonzero(ends == end)) for end in np.unique(ends)]
+        question = Question(job, place, task, resident, reading, [None] * len(parts), len(parts))
+        return [Piece(question, number, part) for number, part in enumerate(parts)]
 
     async def probe(self, resident: Resident, rows: Rows) -> None:
         """A real pass, ahead of the queue; returns when it is done."""
@@ -163,16 +193,19 @@ class Batcher:
     def _drop(self, pieces: Sequence[Piece]) -> None:
         with self._more:
             for piece in pieces:
-                line = self._lines.get(piece.task)
+                line = self._lines.get(piece.question.task)
                 if line is not None and piece in line:  # else a model thread has it already
                     line.remove(piece)
                     self._left(piece)
 
     def _left(self, piece: Piece) -> None:
+        question = piece.question
         self._tokens -= piece.tokens
-        self._hold({piece.task: -1})
-        if not self._lines[piece.task]:
-            del self._lines[piece.task]
+        question.waiting -= 1
+        if not question.waiting:
+            self._hold({question.task: -1})
+        if not self._lines[question.task]:
+            del self._lines[question.task]
 
     # ---- what the model threads do ----
 
@@ -207,7 +240,7 @@ class Batcher:
         return bool(self._probes) or self._stopping or self._tokens >= self.settings.batch_tokens
 
     def _patience(self) -> float:
-        oldest = min((line[0].since for line in self._lines.values()), default=0.0)
+        oldest = min((line[0].question.since for line in self._lines.values()), default=0.0)
         return max(0.0, oldest + self.settings.max_wait - time.monotonic())
 
     def _take(self) -> list[Piece]:
@@ -234,33 +267,39 @@ class Batcher:
             return
         began = time.monotonic()
         try:
-            outputs = self.host.outputs([(piece.resident, piece.rows) for piece in batch])
-            answers = [_answer(piece, numbers) for piece, numbers in zip(batch, outputs, strict=True)]
+            outputs = self.host.outputs([(piece.question.resident, piece.rows) for piece in batch])
+            answers = self._answers(batch, outputs)
         except Exception as error:
             self.log("error", "a pass failed", error=f"{type(error).__name__}: {error}")
-            self._deliver(batch, None)
+            self._deliver([piece.question for piece in batch], None)
             return
-        waited, took = began - min(piece.since for piece in batch), time.monotonic() - began
+        waited, took = began - min(piece.question.since for piece in batch), time.monotonic() - began
         self.meters.passed(len(batch), sum(piece.tokens for piece in batch), waited, took)
-        self._deliver(batch, answers)
+        if answers:
+            self._deliver(list(answers), list(answers.values()))
 
-    def _deliver(self, batch: Sequence[Piece], answers: Sequence[Answer] | None) -> None:
+    def _answers(self, batch: Sequence[Piece], outputs: Sequence[Array]) -> dict[Question, Answer]:
+        """The questions that these pieces complete, answered."""
+        with self._more:  # the pieces of one text may be with several threads
+            done = []
+            for piece, numbers in zip(batch, outputs, strict=True):
+                piece.question.outputs[piece.number] = numbers
+                if all(part is not None for part in piece.question.outputs):
+                    done.append(piece.question)
+        return {question: question.answer() for question in done}
+
+    def _deliver(self, questions: Sequence[Question], answers: Sequence[Answer] | None) -> None:
         def deliver() -> None:
-            for i, piece in enumerate(batch):
-                if piece.job.over:
+            for i, question in enumerate(questions):
+                job = question.job
+                if job.over:
                     continue
                 if answers is None:
-                    piece.job.future.set_exception(Refusal(500, "the pass through the base failed"))
+                    job.future.set_exception(Refusal(500, "the pass through the base failed"))
                     continue
-                piece.job.answers[piece.place] = answers[i]
-                piece.job.missing -= 1
-                if not piece.job.missing:
-                    piece.job.future.set_result(piece.job.answers)
+                job.answers[question.place] = answers[i]
+                job.missing -= 1
+                if not job.missing:
+                    job.future.set_result(job.answers)
 
-        batch[0].job.future.get_loop().call_soon_threadsafe(deliver)
-
-
-def _answer(piece: Piece, numbers: np.ndarray[Any, Any]) -> Answer:
-    if not np.isfinite(numbers).all():
-        return {"error": "the task gives no finite numbers for this text"}
-    return piece.resident.task.answers(numbers)[0]
+        questions[0].job.future.get_loop().call_soon_threadsafe(deliver)

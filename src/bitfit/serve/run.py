@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -58,6 +59,7 @@ def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens) ->
     write_to_stderr(settings.log)
     with _listen(settings) as listening:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the model threads have the cores
+        sys.setswitchinterval(0.0005)  # a thread that reads a file must not wait 5 ms for each of its small steps
         import torch
 
         torch.set_num_threads(1)  # each model thread is one: threads of one product wait for each other, batches do not

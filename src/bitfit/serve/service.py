@@ -8,13 +8,12 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 import numpy as np
 
 from ..base import Base
 from ..errors import BitfitError, DeltaError, UsageError
-from ..resident import Host, Text
+from ..resident import Host, Reading, Resident, Text, complaint
 from .batcher import STUCK, Answer, Batcher
 from .folder import Entry, Folder
 from .journal import log
@@ -26,6 +25,11 @@ from .wire import Ask, Refusal
 INLINE = 4000  # characters that are tokenized at once; more are handed to another thread
 UPLOADS = 2  # deltas received at the same time
 TRIAL = "a text"
+
+Asked = tuple[str, str, Text]
+"""A task, the field that names it, and a text."""
+Ready = tuple[str, Resident, Reading]
+"""A task, the version that will answer, and the text as it reads it."""
 
 
 class Service:
@@ -84,7 +88,7 @@ class Service:
         finally:
             self.asked -= 1
 
-    async def _answers(self, asked: list[tuple[str, str, Text]]) -> list[Answer]:
+    async def _answers(self, asked: list[Asked]) -> list[Answer]:
         for name, field, _ in {task: (task, field, text) for task, field, text in reversed(asked)}.values():
             self.shelf.entry(name, field)
         with self.batcher.places(Counter(task for task, _, _ in asked)) as promised:
@@ -100,27 +104,34 @@ class Service:
             answers[place] = {"task": version.name, "version": version.id, **answer}
         return answers
 
-    async def _encoded(self, asked: list[tuple[str, str, Text]], versions: dict[str, Version]) -> Any:
-        if sum(len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for *_, text in asked) <= INLINE:
+    async def _encoded(self, asked: list[Asked], versions: dict[str, Version]) -> tuple[list[int], list[Ready]]:
+        if sum(len(text) if isinstance(text, str) else sum(map(len, text)) for *_, text in asked) <= INLINE:
             return self._encode(asked, versions)
         return await asyncio.get_running_loop().run_in_executor(self.executor, self._encode, asked, versions)
 
-    def _encode(self, asked: list[tuple[str, str, Text]], versions: dict[str, Version]) -> Any:
-        """The places of the texts and their token rows, task by task."""
+    def _encode(self, asked: list[Asked], versions: dict[str, Version]) -> tuple[list[int], list[Ready]]:
+        """The places of the texts and how their tasks read them, task by task."""
         by_task: dict[str, list[int]] = {}
         for place, (task, field, text) in enumerate(asked):
-            if isinstance(text, str) == versions[task].resident.paired:
-                wants = "a pair: text and text_pair" if isinstance(text, str) else "one text, not a pair"
-                raise Refusal(422, f"{task} takes {wants}", field)
+            resident = versions[task].resident
+            if why := complaint(resident.task, text, resident.paired):
+                raise Refusal(422, f"{task}: {why}", field)
             by_task.setdefault(task, []).append(place)
-        texts = []
+        ready: list[Ready] = []
         for task, own in by_task.items():
             resident = versions[task].resident
-            rows = self.host.encode(resident, [asked[place][2] for place in own])
-            texts += [(task, resident, rows.take(np.array([i]))) for i in range(len(own))]
-        return [place for own in by_task.values() for place in own], texts
+            ready += [(task, resident, reading) for reading in self._read(resident, [asked[place] for place in own])]
+        return [place for own in by_task.values() for place in own], ready
 
-    def _check_size(self, asked: list[tuple[str, str, Text]]) -> None:
+    def _read(self, resident: Resident, asked: list[Asked]) -> list[Reading]:
+        try:
+            return self.host.read(resident, [text for *_, text in asked])
+        except BitfitError as error:
+            if len(asked) > 1:  # one by one, to know which it was
+                return [reading for each in asked for reading in self._read(resident, [each])]
+            raise Refusal(422, str(error), asked[0][1]) from error
+
+    def _check_size(self, asked: list[Asked]) -> None:
         if not asked:
             raise Refusal(422, "nothing was asked: give at least one text", "inputs")
         most = min(self.settings.max_items, self.settings.queue)
@@ -175,8 +186,8 @@ class Service:
         resident = self.host.admit(delta)
         if resident.bytes > self.shelf.budget:
             raise DeltaError(f"{name}: it needs more memory than the service may use for all tasks")
-        rows = self.host.encode(resident, [(TRIAL, TRIAL) if resident.paired else TRIAL])
-        if not np.isfinite(self.host.outputs([(resident, rows)])[0]).all():
+        reading = self.host.read(resident, [(TRIAL, TRIAL) if resident.paired else TRIAL])[0]
+        if not np.isfinite(self.host.outputs([(resident, reading.rows)])[0]).all():
             raise DeltaError(f"{name}: it gives no finite numbers")
         return entry, Version(name, entry.version, resident)
 
@@ -191,7 +202,7 @@ class Service:
         return await asyncio.shield(self._ready)
 
     async def _probe(self) -> str | None:
-        rows = self.host.encode(self._plain, [TRIAL])
+        rows = self.host.read(self._plain, [TRIAL])[0].rows
         with suppress(TimeoutError):
             async with asyncio.timeout(STUCK):
                 await self.batcher.probe(self._plain, rows)

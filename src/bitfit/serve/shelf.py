@@ -7,7 +7,7 @@ from collections import OrderedDict
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from ..errors import BitfitError, DeltaError
+from ..errors import BitfitError
 from ..resident import Host, Resident
 from .folder import NAME, Entry, Folder
 from .meters import Meters
@@ -97,6 +97,6 @@ class Shelf:
         entry, delta = self.folder.read(name)
         try:
             return Version(name, entry.version, self.host.admit(delta))
-        except DeltaError as error:
+        except BitfitError as error:
             self.folder.refuse(entry, str(error))
             raise

@@ -27,23 +27,21 @@ class _Strict(BaseModel):
 
 
 class Fields(_Strict):
-    """A text or a pair of texts; or, for tasks that answer, a question and its context."""
+    """A text or a pair of texts; a question and its context; or the words of a sentence."""
 
     text: str | None = None
     text_pair: str | None = None
     question: str | None = None
     context: str | None = None
+    words: list[str] | None = None
 
     def value(self, field: str) -> Text:
         """What the task takes."""
-        if (self.text is None) == (self.question is None) or (self.question is None) != (self.context is None):
-            raise Refusal(422, "give text (and text_pair), or question and context", field)
-        if self.question is not None and self.context is not None:
-            if self.text_pair is not None:
-                raise Refusal(422, "text_pair goes with text, not with a question", f"{field}.text_pair")
-            return self.question, self.context
-        assert self.text is not None
-        return self.text if self.text_pair is None else (self.text, self.text_pair)
+        given = tuple(k for k in ("text", "text_pair", "question", "context", "words") if getattr(self, k) is not None)
+        if given not in (("text",), ("text", "text_pair"), ("question", "context"), ("words",)):
+            raise Refusal(422, "give text, or text and text_pair, or question and context, or words", field)
+        values = [getattr(self, name) for name in given]
+        return tuple(values) if len(values) == 2 else values[0]
 
 
 class Item(Fields):

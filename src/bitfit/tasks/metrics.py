@@ -65,7 +65,7 @@ def interval(
 
 def metrics_for(kind: str, classes: int) -> tuple[str, ...]:
     """The metrics that make sense for a kind of task, the default main metric first."""
-    return tuple(name for name in _of_kind(kind) if name != "f1" or classes == 2)
+    return tuple(name for name in _of_kind(kind) if (name, kind) != ("f1", "classification") or classes == 2)
 
 
 def evaluate(
@@ -105,11 +105,11 @@ class _Tally:
 
 
 def _accuracy(tally: _Tally) -> Floats:
-    return _ratio(tally.hits.sum(axis=1), tally.true.sum(axis=1))
+    return ratio(tally.hits.sum(axis=1), tally.true.sum(axis=1))
 
 
 def _class_f1(tally: _Tally) -> Floats:
-    return _ratio(2 * tally.hits, tally.true + tally.predicted)
+    return ratio(2 * tally.hits, tally.true + tally.predicted)
 
 
 def _f1(tally: _Tally) -> Floats:
@@ -118,7 +118,7 @@ def _f1(tally: _Tally) -> Floats:
 
 def _macro_f1(tally: _Tally) -> Floats:
     present = (tally.true + tally.predicted > 0).sum(axis=1)
-    return _ratio(_class_f1(tally).sum(axis=1), present.astype(np.float64))
+    return ratio(_class_f1(tally).sum(axis=1), present.astype(np.float64))
 
 
 def _matthews(tally: _Tally) -> Floats:
@@ -126,7 +126,7 @@ def _matthews(tally: _Tally) -> Floats:
     covariance = rows * tally.hits.sum(axis=1) - (tally.true * tally.predicted).sum(axis=1)
     spread_true = rows**2 - (tally.true**2).sum(axis=1)
     spread_predicted = rows**2 - (tally.predicted**2).sum(axis=1)
-    return _ratio(covariance, np.sqrt(spread_true * spread_predicted))
+    return ratio(covariance, np.sqrt(spread_true * spread_predicted))
 
 
 _CLASSIFICATION: dict[str, Callable[[_Tally], Floats]] = {
@@ -165,9 +165,9 @@ class _Cells:
     def resampled(self, metric: str, resamples: int, rng: np.random.Generator) -> Floats:
         """The metric of as many resamples, drawn cell by cell: drawing rows with replacement fills cells just so."""
         shares = self.counts / self.rows
-        blocks = _blocks(resamples, max(len(self.counts), self.width))
+        sizes = blocks(resamples, max(len(self.counts), self.width))
         return np.concatenate(
-            [_CLASSIFICATION[metric](self.tally(rng.multinomial(self.rows, shares, size=size))) for size in blocks]
+            [_CLASSIFICATION[metric](self.tally(rng.multinomial(self.rows, shares, size=size))) for size in sizes]
         )
 
     def tally(self, counts: Ints) -> _Tally:
@@ -194,7 +194,7 @@ def _pearson(x: Floats, y: Floats) -> Floats:
     """The correlation of matching rows; 0 where either is constant."""
     x_spread, y_spread = _spread(x), _spread(y)
     covariance = (x_spread * y_spread).sum(axis=1)
-    return _ratio(covariance, np.sqrt((x_spread**2).sum(axis=1) * (y_spread**2).sum(axis=1)))
+    return ratio(covariance, np.sqrt((x_spread**2).sum(axis=1) * (y_spread**2).sum(axis=1)))
 
 
 def _spearman(x: Floats, y: Floats) -> Floats:
@@ -210,7 +210,7 @@ def _spread(values: Floats) -> Floats:
     apart = values - values.mean(axis=1, keepdims=True)
     # The mean of equal numbers may be off by a rounding, which would pass for a spread.
     apart[values.max(axis=1) == values.min(axis=1)] = 0.0
-    return _ratio(apart, np.abs(apart).max(axis=1, keepdims=True), limit=None)
+    return ratio(apart, np.abs(apart).max(axis=1, keepdims=True), limit=None)
 
 
 def _places(column: NDArray[Any]) -> Floats:
@@ -243,7 +243,7 @@ class _Pairs:
 
     def resampled(self, metric: str, resamples: int, rng: np.random.Generator) -> Floats:
         """The metric of as many resamples of the rows, drawn with replacement."""
-        draws = (rng.integers(self.rows, size=(size, self.rows)) for size in _blocks(resamples, self.rows))
+        draws = (rng.integers(self.rows, size=(size, self.rows)) for size in blocks(resamples, self.rows))
         return np.concatenate([_REGRESSION[metric](self.predictions[rows], self.golds[rows]) for rows in draws])
 
     def warn_if_constant(self, metric: str) -> None:
@@ -255,8 +255,21 @@ class _Pairs:
 # --- shared -----------------------------------------------------------------------------------------------------
 
 
+# Computed by the tasks themselves, from sums over their rows.
+_SUMMED = {
+    "multilabel": ("micro_f1", "macro_f1", "exact_match"),
+    "tagging": ("accuracy",),
+    "answering": ("f1", "exact_match"),
+}
+
+
+def warn_constant(metric: str, what: str) -> None:
+    """Say that a score is not a number that means something, and is counted as 0."""
+    warnings.warn(f"{metric}: {what}, counted as 0", UserWarning, stacklevel=3)
+
+
 def _of_kind(kind: str) -> tuple[str, ...]:
-    kinds = {"classification": tuple(_CLASSIFICATION), "regression": tuple(_REGRESSION)}
+    kinds = {"classification": tuple(_CLASSIFICATION), "regression": tuple(_REGRESSION), **_SUMMED}
     if kind not in kinds:
         raise UsageError(f'no kind of task "{kind}".{suggest(kind, kinds)}')
     return kinds[kind]
@@ -314,13 +327,13 @@ def _unit(column: NDArray[Any]) -> Floats:
     return values / (np.abs(values).max() or 1.0)
 
 
-def _ratio(above: Floats, below: Floats, limit: float | None = 1.0) -> Floats:
+def ratio(above: Floats, below: Floats, limit: float | None = 1.0) -> Floats:
     """The quotient, 0 where it is undefined, without the last rounding beyond the limit."""
     quotient = np.divide(above, below, out=np.zeros_like(above), where=below != 0)
     return quotient if limit is None else quotient.clip(-limit, limit)
 
 
-def _blocks(resamples: int, width: int) -> Iterator[int]:
+def blocks(resamples: int, width: int) -> Iterator[int]:
     """The sizes of the blocks in which resamples of this width are drawn."""
     size = max(1, _BLOCK // width)
     for start in range(0, resamples, size):

@@ -1,0 +1,41 @@
+"""Metrics that are a function of sums over rows, with their intervals: the rows are drawn anew, never parts of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .metrics import Floats, Score, blocks, ratio
+
+Metric = Callable[[Floats], Floats]
+"""From [resamples, statistics] to a value each."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What each row adds to the statistics of a metric: a sentence, a question or a text per row."""
+
+    table: Floats  # [rows, statistics]
+
+    def value(self, metric: Metric) -> float:
+        """The metric of all rows."""
+        return float(metric(self.table.sum(0, keepdims=True))[0])
+
+    def score(self, metric: Metric, resamples: int = 1000, seed: int = 0) -> Score:
+        """The metric with its 95% interval: a seeded percentile bootstrap over the rows."""
+        value, rng, rows = self.value(metric), np.random.default_rng(seed), len(self.table)
+        draws = (rng.multinomial(rows, np.full(rows, 1 / rows), size=size) for size in blocks(resamples, rows))
+        values = np.concatenate([metric(draw @ self.table) for draw in draws])
+        low, high = np.quantile(values, [0.025, 0.975])
+        return Score(value, min(float(low), value), max(float(high), value))
+
+    def scores(self, metrics: Mapping[str, Metric]) -> dict[str, Score]:
+        """Every metric with its interval."""
+        return {name: self.score(metric) for name, metric in metrics.items()}
+
+
+def share(column: int, of: int) -> Metric:
+    """The sum of one statistic as a share of another."""
+    return lambda sums: ratio(sums[:, column], sums[:, of])

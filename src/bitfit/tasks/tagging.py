@@ -1,0 +1,117 @@
+"""Tagging: a tag for every word, by the word's first piece."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional
+
+from ..encode import Encoded, Encoder
+from ..examples import Examples, Kind
+from ..rows import Rows
+from ..tensorfile import Array
+from .metrics import Score
+from .sums import Metric, Sums, share
+from .task import Task
+from .texts import shares
+
+IGNORED = -100
+METRICS: dict[str, Metric] = {"accuracy": share(0, 1)}
+
+
+@dataclass(frozen=True)
+class Tagging(Task):
+    """A tag for every word of a sentence."""
+
+    kind: ClassVar[Kind] = "tagging"
+    form: ClassVar[str] = "words"
+    baseline_name: ClassVar[str] = "each word's most frequent tag"
+
+    @property
+    def outputs(self) -> int:
+        """One per tag."""
+        return len(self.labels)
+
+    def targets(self, encoded: Encoded, examples: Examples) -> Array:
+        """The tag's number at each word's first piece; nothing elsewhere."""
+        words, place = self._places(encoded)
+        golds = np.fromiter((tag for tags in examples.labels for tag in tags), np.int64)
+        starts = np.concatenate([[0], np.cumsum([len(tags) for tags in examples.labels], dtype=np.int64)])
+        targets = np.full(len(encoded.marks), IGNORED, np.int64)
+        targets[place] = golds[starts[words[:, 0]] + words[:, 1]]
+        targets[targets < 0] = IGNORED
+        return targets
+
+    def loss(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
+        """Cross-entropy, the mean over the tagged words (0 in a batch that has none)."""
+        total = functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+        return total / (targets != IGNORED).sum().clamp(min=1)
+
+    def predictions(self, logits: Array, encoded: Encoded, examples: Examples) -> list[Array]:
+        """The number of the likeliest tag of each word."""
+        return [row.argmax(-1) for row in self._by_word(logits, encoded, examples)]
+
+    def score(self, predictions: Any, examples: Examples) -> float:
+        """The main metric."""
+        return _sums(predictions, examples.labels).value(METRICS[self.metric])
+
+    def scores(self, predictions: Any, examples: Examples) -> dict[str, Score]:
+        """Every metric with its interval, over sentences: words of one sentence are not independent."""
+        return _sums(predictions, examples.labels).scores(METRICS)
+
+    def answers(self, logits: Array, encoded: Encoded, examples: Examples) -> list[dict[str, Any]]:
+        """Words, tags, and the share of each tag given."""
+        found = []
+        for words, own in zip(examples.texts, self._by_word(logits, encoded, examples), strict=True):
+            part = shares(own) if len(own) else own
+            tags = [self.labels[number] for number in own.argmax(-1)]
+            found.append({"tokens": list(words), "tags": tags, "scores": part.max(-1, initial=0.0).tolist()})
+        return found
+
+    def baseline(self, train: Examples, dev: Examples) -> float:
+        """Each word's most frequent tag in training; the most frequent of all for a word that is new."""
+        counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        for words, tags in zip(train.texts, train.labels, strict=True):
+            for word, tag in zip(words, tags, strict=True):
+                if tag >= 0:
+                    counts[word][tag] += 1
+        overall = sum(counts.values(), Counter[int]())
+        common = {word: _most(own) for word, own in counts.items()}
+        guesses = [np.array([common.get(word, _most(overall)) for word in words]) for words in dev.texts]
+        return self.score(guesses, dev)
+
+    def remarks(self, encoder: Encoder, encoded: Encoded, examples: Examples) -> list[str]:
+        """How many sentences are read in windows."""
+        _, counts = np.unique(encoded.owner, return_counts=True)
+        long = int((counts > 1).sum())
+        what = f"longer than {encoder.max_length} tokens and are read in overlapping windows"
+        return [f"{long:,} of {len(examples):,} sentences are {what}; every word counts once."] if long else []
+
+    def _places(self, encoded: Encoded) -> tuple[Array, Array]:
+        """The sentence and number of every word, and the token that stands for it."""
+        place = np.flatnonzero(encoded.marks[:, 0] >= 0)
+        sentence = np.repeat(encoded.owner, encoded.rows.lengths)[place]
+        return np.stack([sentence, encoded.marks[place, 0]], 1), place
+
+    def _by_word(self, logits: Array, encoded: Encoded, examples: Examples) -> list[Array]:
+        words, place = self._places(encoded)
+        order = np.lexsort((words[:, 1], words[:, 0]))  # windows overlap, so words may stand out of order
+        ends = np.cumsum([len(words) for words in examples.texts])
+        return np.split(logits[place[order]], ends[:-1])
+
+
+def _sums(predictions: Sequence[Array], golds: Sequence[Sequence[int]]) -> Sums:
+    table = np.zeros((len(golds), 2))
+    for row, (own, gold) in enumerate(zip(predictions, golds, strict=True)):
+        true = np.asarray(gold)
+        table[row] = ((own == true) & (true >= 0)).sum(), (true >= 0).sum()
+    return Sums(table)
+
+
+def _most(counts: Counter[int]) -> int:
+    return max(sorted(counts), key=lambda tag: counts[tag])
