@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright import sync_api as playwright
 
 from test_mixed import made
 from test_serve import ASK, CHANGE, Live, started, until, whole
@@ -17,7 +18,6 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 # `.ci/run` installs one and says so: there a missing browser is a failure, not a skip.
 if CHROMIUM is None and not os.environ.get("BITFIT_NEEDS_CHROMIUM"):
     pytest.skip("needs Chromium (apt-get install chromium)", allow_module_level=True)
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
 
