@@ -105,7 +105,7 @@ def served(folder: Path, *options: str, **environment: str) -> Iterator[Process]
         yield process
     finally:
         process.process.kill()
-        process.process.wait()
+        sys.stderr.write(process.process.communicate()[1])
 
 
 class Stock:

@@ -67,8 +67,10 @@ class Model(nn.Module):
             setattr(self.whole, prefix, base.encoder)
             outside = {n: m for n, m in self.whole.named_modules() if n != prefix and not n.startswith(prefix + ".")}
         self.encoder = base.encoder
-        self.places = _places(dict(base.encoder.named_modules()))
-        self.places |= {HEAD + name: places for name, places in _places(outside).items()}
+        with base.lock:  # while no other thread has tensors of a lane standing there
+            self.places = _places(dict(base.encoder.named_modules()))
+            self.places |= {HEAD + name: places for name, places in _places(outside).items()}
+            self._originals = {name: found[0][0]._parameters[found[0][1]] for name, found in self.places.items()}
         self.eval()  # a new module is in training mode, and a head evaluated before its first step would drop out
 
     def forward(self, rows: Rows) -> Tensor:
@@ -139,8 +141,7 @@ class Model(nn.Module):
 
     def original(self, name: str) -> nn.Parameter:
         """The base's own parameter (of the head: its empty placeholder)."""
-        module, attribute = self.places[name][0]
-        parameter = module._parameters[attribute]
+        parameter = self._originals[name]
         assert parameter is not None
         return parameter
 

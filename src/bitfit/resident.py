@@ -85,6 +85,7 @@ class Host:
 
     def __init__(self, base: Base) -> None:
         self.base = base
+        base.fingerprint, base.parameters, base.anatomy  # noqa: B018  found once, before threads put tensors in their places
         self._models: WeakValueDictionary[tuple[int, str], Model] = WeakValueDictionary()
         self._shapes: WeakValueDictionary[tuple[Slot, ...], Lane] = WeakValueDictionary()
         self._packed: Packed | None = None

@@ -120,7 +120,7 @@ async def _measure(load: Load, texts: Sequence[str], tasks: Sequence[str], token
 
     async def client(number: int) -> None:
         draw = random.Random(load.seed * 10_000 + number)
-        line = _Line(load.url, token)
+        line = Line(load.url, token)
         due = began + (draw.random() * load.clients / load.rate if load.rate else 0.0)
         while (now := time.monotonic()) < until:
             if load.rate:
@@ -140,7 +140,7 @@ async def _measure(load: Load, texts: Sequence[str], tasks: Sequence[str], token
     return Result(load, time.monotonic() - began, np.array(latencies), dict(codes))
 
 
-class _Line:
+class Line:
     """One connection that is kept: the least HTTP that serves, so that the load costs little itself."""
 
     def __init__(self, url: str, token: str | None) -> None:
@@ -153,13 +153,16 @@ class _Line:
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def post(self, path: str, body: Any) -> tuple[int, bytes]:
+        """Ask something."""
+        return await self.call("POST", path, json.dumps(body).encode())
+
+    async def call(self, method: str, path: str, data: bytes = b"") -> tuple[int, bytes]:
         """Status and body of the answer; status 0 if the connection broke."""
-        data = json.dumps(body).encode()
         try:
             if self.streams is None:
                 self.streams = await asyncio.open_connection(self.host, self.port, ssl=self.secure)
             reader, writer = self.streams
-            writer.write(f"POST {path} HTTP/1.1\r\n{self.head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+            writer.write(f"{method} {path} HTTP/1.1\r\n{self.head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
             length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
             answer = await reader.readexactly(length)
