@@ -12,8 +12,9 @@ SOURCE = ROOT / "src" / "bitfit"
 LAYERS = (
     *("errors", "anatomy", "selection", "tensorfile", "rows", "base", "delta", "model", "dropout"),
     *("sparse", "packed", "bank", "examples", "formats", "sentences", "questions", "labelsets", "encode", "data"),
+    *("named", "sources"),
     *("tasks.metrics", "tasks.sums", "tasks.task", "tasks.texts", "tasks.tagging", "tasks.answering", "tasks"),
-    *("stop", "checkpoint", "plan", "training", "resident", "prediction", "exporting", "audit"),
+    *("stop", "checkpoint", "plan", "training", "resident", "prediction", "glue", "exporting", "audit"),
     *("serve", "serve.settings", "serve.journal", "serve.client", "serve.load", "serve.wire", "serve.meters"),
     *("serve.folder", "serve.shelf", "serve.batcher", "serve.service", "serve.gate", "serve.app", "serve.run"),
     *("doctor", "report", "report.changemap", "show", "demo", "cli", "__main__"),

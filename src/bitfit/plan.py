@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .encode import Encoder
     from .tasks import Task
 
+PROTOCOLS = ("published", "holdout")
+EVALUATIONS = {"published": 2, "holdout": 10}
 NARROW = 512  # up to this width the larger rates won on real tasks (LOG.md)
 
 
@@ -42,6 +44,8 @@ class Trial:
     max_length: int
     stride: int
     train_size: int | None
+    data_seed: int
+    protocol: str
     metric: str
     prefix_dropout: bool
 
@@ -69,16 +73,25 @@ class Plan:
     batch: Sequence[int] | int = _option(8, "batch sizes, comma-separated", _list_of(int))
     seed: Sequence[int] | int = _option(0, "seeds, comma-separated", _list_of(int))
     epochs: int = _option(5, "passes over the training rows", int)
-    evals_per_epoch: int = _option(2, "evaluations per epoch; the best checkpoint is kept", int)
+    evals_per_epoch: int | None = _option(
+        None, "evaluations per epoch; the best checkpoint is kept (2; 10 with --protocol holdout)", int
+    )
     schedule: str = _option("constant", "linear: warm-up, then down to 0", choices=("constant", "linear"))
     weight_decay: float = _option(0.0, "of the trained entries only", float)
     clip: float = _option(1.0, "largest gradient norm; 0: none", float)
     max_length: int | None = _option(None, "tokens per text (128; 384 with a question)", int)
     stride: int | None = _option(None, "tokens that two windows on a long sentence or context share (128)", int)
-    train_size: int | None = _option(None, "train on this many rows, drawn evenly by class", int)
+    train_size: Sequence[int] | int | None = _option(
+        None, "train on this many rows, drawn evenly by class; several, comma-separated, are a sweep", _list_of(int)
+    )
+    data_seed: int = _option(0, "seed of what is drawn by --train-size and split off as dev", int)
+    protocol: str = _option(
+        "published", "holdout: 0.2 of train picks the checkpoint, dev is the test (what-to-freeze)", choices=PROTOCOLS
+    )
+    data: str | None = _option(None, "folder of the named tasks' data: DATA/TASK/SPLIT.jsonl[.gz] ($BITFIT_DATA)")
     metric: str | None = _option(None, "what picks the best checkpoint and trial (accuracy; spearman for numbers)")
     prefix_dropout: bool = _option(False, "dropout below the lowest trained layer too; slower", bool)
-    task: str | None = _option(None, f"kind of task, where the file does not tell: {', '.join(get_args(Kind))}")
+    task: str | None = _option(None, f"a named task, or a kind: {', '.join(get_args(Kind))} (what the data tells)")
     text: str | None = _option(None, "text column (found by itself)")
     text_pair: str | None = _option(None, "second text column; a question's context")
     label: str | None = _option(None, "label column; several 0/1 columns, comma-separated, are labels of their own")
@@ -88,6 +101,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         from .selection import check, parse_init
+        from .sources import kind_or_task
 
         for entry in fields(self):
             allowed, value = entry.metadata["choices"], getattr(self, entry.name)
@@ -96,19 +110,21 @@ class Plan:
         for name in ("select", "init"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"{name} takes a text in the selection language, such as 'bias - b_q'")
-        if self.task is not None and self.task not in get_args(Kind):
-            raise UsageError(f'--task: no "{self.task}".{suggest(str(self.task), get_args(Kind))}')
+        if self.evals_per_epoch is None:
+            object.__setattr__(self, "evals_per_epoch", EVALUATIONS[self.protocol])
+        kind_or_task(self.task)
         check(self.select)
         parse_init(self.init)
-        self._convert(
-            operator.index, "seed", "epochs", "evals_per_epoch", "batch", "max_length", "stride", "train_size"
-        )
-        self._convert(operator.index, "lanes", "threads")
+        self._convert(operator.index, "seed", "epochs", "evals_per_epoch", "batch", "max_length", "train_size")
+        self._convert(operator.index, "stride", "data_seed", "lanes", "threads")
         self._convert(float, "lr", "weight_decay", "clip")
+        if self.train_size is not None and len(several(self.train_size)) == 1:
+            object.__setattr__(self, "train_size", several(self.train_size)[0])
         for name in ("epochs", "evals_per_epoch", "batch", "train_size", "lanes", "threads"):
             self._require(name, lambda n: n >= 1, "a whole number of at least 1")
         self._require("lr", lambda n: 0 < n < math.inf, "a number above 0")
-        self._require("seed", lambda n: 0 <= n < 1 << 32, "a whole number from 0")
+        for name in ("seed", "data_seed"):
+            self._require(name, lambda n: 0 <= n < 1 << 32, "a whole number from 0")
         self._require("weight_decay", lambda n: 0 <= n < math.inf, "a number of at least 0")
         self._require("clip", lambda n: 0 <= n < math.inf, "a number of at least 0")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from . import data
+from . import data, sources
 from .bank import Bank, lane_of_delta, outputs
 from .base import DEMO, Base, load_base
 from .delta import Delta
@@ -57,18 +58,25 @@ class Predictor:
             encoded = self.task.encode(self._encoder, examples)
             yield from self.task.answers(self.outputs(encoded), encoded, examples)
 
-    def evaluate(self, path: str | Path, **given: str | None) -> tuple[int, dict[str, Score], tuple[str, ...]]:
-        """Rows, every metric with its interval, and what was noticed, on a labelled file or a folder's test file."""
-        if Path(path).is_dir():
-            files, _ = data.find_files(path)
-            path = files.test or files.dev or files.train
-        columns = self.columns_in(path, True, **given)
+    def evaluate(
+        self, source: str | Path, split: str | None = None, folder: str | Path | None = None, **given: str | None
+    ) -> tuple[int, dict[str, Score], tuple[str, ...]]:
+        """Rows, every metric with its interval, and what was noticed.
+
+        The source is a labelled file, a folder (its test file, or the split), or a named task (dev, or the split),
+        whose data is looked for in `folder` first.
+        """
+        path, named, taken = sources.split_file(source, split, folder)
+        if named is not None and named.kind != self.task.kind:
+            raise DataError(f"{named.name} is a task of {named.kind}, and the delta is for {self.task.kind}")
+        by_number = named is not None or self.delta.meta.get("name") is not None
+        columns = replace(self.columns_in(path, True, **given), numbered=by_number)
         examples, notes = data.load_labelled(path, columns, self.task.kind, self.task.labels)
         took = f"{path}: the text is column {columns.text!r}, the label is column {columns.label!r}."
         encoded = self.task.encode(self._encoder, examples)
         predictions = self.task.predictions(self.outputs(encoded), encoded, examples)
         remarks = self.task.remarks(self._encoder, encoded, examples)
-        return len(examples), self.task.scores(predictions, examples), (took, *notes, *remarks)
+        return len(examples), self.task.scores(predictions, examples), (*taken, took, *notes, *remarks)
 
     def columns_in(self, path: str | Path, labelled: bool = False, **given: str | None) -> Columns:
         """The file's columns: those given, else those of the training file if it has them, else found anew."""

@@ -66,7 +66,7 @@ def read(path: Path, columns: Columns) -> Table:
 def stream(path: StrPath, columns: Columns) -> Iterator[tuple[int, str, str]]:
     """Line, question and context of every record."""
     for line, values in rows(path):
-        yield line, *_texts(Path(path), line, values, columns)
+        yield line, *_texts(Path(path), line, values, columns, empty=True)
 
 
 def names(table: Table) -> tuple[str, ...]:
@@ -83,10 +83,10 @@ def _first(known: Sequence[str], names: Sequence[str]) -> str | None:
     return next((name for name in known if name in names), None)
 
 
-def _texts(path: Path, line: int, values: dict[str, object], columns: Columns) -> tuple[str, str]:
+def _texts(path: Path, line: int, values: dict[str, object], columns: Columns, empty: bool = False) -> tuple[str, str]:
     question, context = values.get(columns.text), values.get(columns.text_pair or "")
     for name, value in ((columns.text, question), (columns.text_pair, context)):
-        if not isinstance(value, str) or not value.strip():
+        if not isinstance(value, str) or not (empty or value.strip()):
             raise fault(path, line, f'{_named(values)}column "{name}" holds no text.')
     return str(question), str(context)
 

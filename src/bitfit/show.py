@@ -69,7 +69,10 @@ def run(done: Any, target: Path, took: float) -> None:
     if len(done.trials) > 1:
         rows = [(*_settings(o.trial), "-" if o.dev is None else percent(o.dev), o.status) for o in done.trials]
         out.print(table(["rate", "batch", "seed", f"dev {metric}", ""], rows))
-    out.print(_score_table({name: best.scores[name] for name in ("dev", "test") if name in best.scores}))
+    for parts in _parts(best.scores):
+        out.print(_score_table({name: best.scores[name] for name in parts}))
+    gap = f"{percent(best.scores['train'][metric].value)} on train, {percent(best.scores['dev'][metric].value)} on dev"
+    out.print(f"generalisation gap: {metric} {percent(best.gap[metric])} ({gap})")
     out.print(f"{done.baseline_name}: {metric} {percent(done.majority)} on dev")
     share = f"{meta['trained'] / meta['total']:.3%}"
     out.print(f"trained {meta['trained']:,} of {meta['total']:,} parameters ({share}) in {seconds(took)}")
@@ -77,6 +80,27 @@ def run(done: Any, target: Path, took: float) -> None:
     where = "" if meta["hub"] or meta["base"] == DEMO else " --base FOLDER"
     words = '"a question" "its context"' if meta["task"] == "answering" else '"some text"'
     out.print(f"try: bitfit predict {shlex.quote(str(target))} {words}{where}", soft_wrap=True)
+
+
+def sweep(runs: dict[int, Any], target: Path, took: float) -> None:
+    """What the runs of a size sweep came to."""
+    first = next(iter(runs.values())).best
+    metrics = [*dict.fromkeys([first.trial.metric, *first.scores["dev"]])][:2]
+    lines = [
+        (f"{size:,}", *(cell for name in metrics for cell in score_cells(run.best.scores["dev"][name])),
+         percent(run.best.gap[metrics[0]]))
+        for size, run in runs.items()
+    ]  # fmt: skip
+    heads = [head for name in metrics for head in (f"dev {name}", "95% interval")]
+    out.print(table(["rows", *heads, f"gap {metrics[0]}"], lines, left=0))
+    names = f"{clean(target.stem)}-ROWS{target.suffix}"
+    out.print(f"wrote {len(runs)} deltas ({names}) in {seconds(took)}")
+
+
+def _parts(scores: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Which sets stand beside each other in a table: two at most, so that it fits."""
+    shown = [name for name in scores if name != "train"]
+    yield from (tuple(shown[i : i + 2]) for i in range(0, len(shown), 2))
 
 
 def _score_table(found: dict[str, dict[str, Any]]) -> Table:
@@ -95,10 +119,25 @@ def _settings(trial: Any) -> tuple[str, str, str]:
     return f"{trial.lr:g}", str(trial.batch), str(trial.seed)
 
 
-def scores(rows: int, found: dict[str, Any], source: Path) -> None:
+def scores(rows: int, found: dict[str, Any], source: str) -> None:
     """Metrics with their intervals."""
     lines = [(name, *score_cells(score)) for name, score in found.items()]
     out.print(table(["metric", "score", "95% interval"], lines, f"{rows:,} rows of {source}"))
+
+
+def tasks(found: Sequence[dict[str, Any]]) -> None:
+    """The named tasks and where their data is."""
+    rows = [(task["name"], task["kind"], task["metric"], _where(task)) for task in found]
+    out.print(table(["task", "kind", "metric", "data"], rows, left=4))
+    apart = ", ".join(task["name"] for task in found if not task["average"])
+    out.print(f"(part): not the whole published split. Left out of averages: {apart or 'none'}.")
+
+
+def _where(task: dict[str, Any]) -> str:
+    if task["folder"] is None:
+        return f"on the hub: {' '.join(task['hub'].values())}" if task["hub"] else "not found, and not on the hub"
+    names = (split + (" (part)" if split in task["partial"] else "") for split in task["splits"])
+    return f"{task['folder']}: {', '.join(names)}"
 
 
 def audit(found: Any) -> None:

@@ -5,27 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from torch import Tensor
 
-from . import __version__, data, tensorfile
+from . import __version__, sources, tensorfile
 from .bank import Bank, change_map, lane_of_delta, lane_to_train, outputs
 from .base import Base, load_base
 from .checkpoint import Store
 from .delta import FORMAT, Delta
 from .encode import Encoded, Encoder
 from .errors import Diverged, Interrupted, UsageError, suggest
-from .examples import Dataset, Examples, Kind
+from .examples import Dataset, Examples
 from .model import Model
+from .named import NamedTask
 from .plan import Plan, Trial
 from .rows import Rows, by_length
 from .selection import Selection, parse_init, select
@@ -76,6 +77,7 @@ class Job:
     dev: Part
     stop: Stop
     device: torch.device
+    named: NamedTask | None = None
 
     def losses(self, runners: list[Runner], step: int) -> list[Tensor]:
         """Each lane's loss on its own batch of this step, under its own dropout stream."""
@@ -313,6 +315,11 @@ class Outcome:
         """The dev score by the trial's metric, of its best checkpoint."""
         return self.scores["dev"][self.trial.metric].value if self.delta is not None else None
 
+    @property
+    def gap(self) -> dict[str, float]:
+        """The generalisation gap: by how much train scores above dev, by every metric."""
+        return {name: self.scores["train"][name].value - dev.value for name, dev in self.scores["dev"].items()}
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -351,6 +358,8 @@ def train(
         if name not in known:
             raise UsageError(f'train has no option "{name}".{suggest(name, known)}')
     asked = Plan(**plan)
+    if isinstance(asked.train_size, Sequence):
+        raise UsageError("train takes one train size; bitfit.sweep takes several")
     if out is not None:
         tensorfile.check_target(Path(out))
     notes: list[str] = []
@@ -381,28 +390,45 @@ def train(
     return Run(outcomes, best, baseline, job.task.baseline_name, job.dataset, tuple(notes))
 
 
+def sweep(
+    source: str | Path,
+    base: Base | str | None = None,
+    *,
+    train_size: Sequence[int],
+    out: str | Path | None = None,
+    **options: Any,
+) -> dict[int, Run]:
+    """A run per train size, the smallest first; the rows of each lie within those of the next."""
+    loaded = base if isinstance(base, Base) else load_base(base)
+    sizes = sorted(set(train_size))
+    targets = {size: None if out is None else sized(out, size) for size in sizes}
+    return {size: train(source, loaded, train_size=size, out=targets[size], **options) for size in sizes}
+
+
+def sized(out: str | Path, size: int) -> Path:
+    """Where the delta of one size of a sweep goes: NAME-SIZE.safetensors."""
+    path = Path(out)
+    return path.with_name(f"{path.stem}-{size}{path.suffix}")
+
+
 def prepare(source: str | Path | Dataset, base: Base | str | None, asked: Plan, note: Note) -> tuple[Job, list[Trial]]:
     """Read the data, load the base, encode: everything before the first step."""
-    if isinstance(source, Dataset):
-        dataset = source
-    else:
-        dataset = data.load(
-            source, task=cast(Kind | None, asked.task), text=asked.text, text_pair=asked.text_pair, label=asked.label,
-            train_size=asked.train_size,
-        )  # fmt: skip
+    dataset, named = (source, None) if isinstance(source, Dataset) else _read(source, asked)
     for text in dataset.notes:
         note(text)
-    task = Task.of(dataset.kind, dataset.labels, asked.metric).fitted(dataset.train)
+    metric = asked.metric or (named.metric if named else None)
+    task = Task.of(dataset.kind, dataset.labels, metric).fitted(dataset.train)
     device = pick_device(asked.device)
     pool = task.pool(asked.pool)
     loaded = (base if isinstance(base, Base) else load_base(base)).to(device)
     loaded.require_clean()
-    encoder = task.encoder(loaded, asked.max_length, asked.stride)
+    usual = min(named.max_length, loaded.max_length) if named and named.max_length else None
+    encoder = task.encoder(loaded, asked.max_length or usual, asked.stride)
     parts = [_part(task, encoder, examples, device) for examples in (dataset.train, dataset.dev)]
     for name, part in zip(("train", "dev"), parts, strict=True):
         for text in task.remarks(encoder, part.encoded, part.examples):
             note(f"{name}: {text}")
-    job = Job(loaded, task, dataset, encoder, parts[0], parts[1], Stop(), device)
+    job = Job(loaded, task, dataset, encoder, parts[0], parts[1], Stop(), device, named)
     pool = Model(loaded, task.outputs, pool).pool
     return job, asked.trials(loaded, task, encoder, pool)
 
@@ -410,6 +436,14 @@ def prepare(source: str | Path | Dataset, base: Base | str | None, asked: Plan, 
 def _part(task: Task, encoder: Encoder, examples: Examples, device: torch.device) -> Part:
     encoded = task.encode(encoder, examples)
     return Part(examples, encoded, torch.from_numpy(task.targets(encoded, examples)).to(device))
+
+
+def _read(source: str | Path, asked: Plan) -> tuple[Dataset, NamedTask | None]:
+    assert not isinstance(asked.train_size, Sequence)
+    return sources.load(
+        source, folder=asked.data, task=asked.task, protocol=asked.protocol, train_size=asked.train_size,
+        seed=asked.data_seed, text=asked.text, text_pair=asked.text_pair, label=asked.label,
+    )  # fmt: skip
 
 
 def passes(job: Job, trials: list[Trial], lanes: int | None) -> list[list[Trial]]:
@@ -502,6 +536,7 @@ def describe(job: Job, model: Model, runner: Runner, tensors: Tensors, scores: A
         "init": trial.init,
         "pool": trial.pool,
         "task": job.task.kind,
+        "name": job.named.name if job.named else None,
         "labels": list(job.task.labels),
         "center": job.task.center,
         "spread": job.task.spread,
@@ -525,19 +560,18 @@ def _best(job: Job, outcomes: list[Outcome]) -> Outcome:
         rates = ", ".join(f"{outcome.trial.lr:g}" for outcome in outcomes)
         raise Diverged(f"every trial diverged (rates {rates}): the loss was no number; try smaller --lr")
     best = max(done, key=lambda outcome: outcome.dev or 0.0)
-    if job.dataset.test is None:
-        return best
-    return _tested(job, best, job.dataset.test)
+    tests = {} if job.dataset.test is None else {"test": job.dataset.test}
+    return _tested(job, best, {**tests, **job.dataset.more})
 
 
-def _tested(job: Job, best: Outcome, test: Examples) -> Outcome:
+def _tested(job: Job, best: Outcome, tests: dict[str, Examples]) -> Outcome:
     assert best.delta is not None
     model = Model(job.base, job.task.outputs, best.trial.pool)
     bank = Bank(model, [lane_of_delta(model, best.delta)])
-    scores = job.scores(bank, 0, job.task.encode(job.encoder, test), test)
-    metrics = {**best.delta.meta["metrics"], "test": {m: asdict(s) for m, s in scores.items()}}
-    delta = Delta(best.delta.tensors, {**best.delta.meta, "metrics": metrics})
-    return replace(best, scores={**best.scores, "test": scores}, delta=delta)
+    scores = {name: job.scores(bank, 0, job.task.encode(job.encoder, test), test) for name, test in tests.items()}
+    found = {name: {m: asdict(s) for m, s in table.items()} for name, table in scores.items()}
+    delta = Delta(best.delta.tensors, {**best.delta.meta, "metrics": {**best.delta.meta["metrics"], **found}})
+    return replace(best, scores={**best.scores, **scores}, delta=delta)
 
 
 def run_folder(out: str | Path) -> Path:

@@ -37,9 +37,13 @@ class Score:
 def score(metric: str, predictions: ArrayLike, golds: ArrayLike, classes: int | None = None) -> float:
     """The value of one metric; a correlation that is undefined counts as 0 and warns."""
     sample = _sample(metric, predictions, golds, classes)
-    if isinstance(sample, _Pairs):
+    if metric not in _DEFINED:
         sample.warn_if_constant(metric)
     return sample.value(metric)
+
+
+def _value(metric: str, predictions: ArrayLike, golds: ArrayLike, classes: int | None) -> float:
+    return _sample(metric, predictions, golds, classes).value(metric)
 
 
 def interval(
@@ -74,7 +78,9 @@ def evaluate(
     """Every metric of the kind of task, each with its interval."""
     scores = {}
     for metric in metrics_for(kind, classes):
-        value = score(metric, predictions, golds, classes)
+        # Matthews is one of several metrics of classes: only who asks for it is warned that it is undefined.
+        warned = score if kind == "regression" else _value
+        value = warned(metric, predictions, golds, classes)
         scores[metric] = Score(value, *interval(metric, predictions, golds, classes, resamples, seed))
     return scores
 
@@ -89,7 +95,7 @@ def majority(golds_train: ArrayLike, golds_eval: ArrayLike, kind: str, metric: s
         return 0.0
     labels, counts = np.unique(_labels("training labels", train, None), return_counts=True)
     # np.unique sorts and argmax takes the first of equals: a tie goes to the lowest class.
-    return score(metric, np.full(len(golds), labels[counts.argmax()]), golds)
+    return _value(metric, np.full(len(golds), labels[counts.argmax()]), golds, None)
 
 
 # --- classification ---------------------------------------------------------------------------------------------
@@ -135,6 +141,7 @@ _CLASSIFICATION: dict[str, Callable[[_Tally], Floats]] = {
     "macro_f1": _macro_f1,
     "matthews": _matthews,
 }
+_DEFINED = ("accuracy", "f1", "macro_f1")  # the others are undefined where a side is constant
 
 
 @dataclass(frozen=True)
@@ -169,6 +176,11 @@ class _Cells:
         return np.concatenate(
             [_CLASSIFICATION[metric](self.tally(rng.multinomial(self.rows, shares, size=size))) for size in sizes]
         )
+
+    def warn_if_constant(self, metric: str) -> None:
+        for name, classes in (("predictions", self.predicted), ("golds", self.gold)):
+            if len(np.unique(classes)) == 1:
+                warn_constant(metric, f"{name} are constant")
 
     def tally(self, counts: Ints) -> _Tally:
         right = np.flatnonzero(self.gold == self.predicted)
@@ -249,7 +261,7 @@ class _Pairs:
     def warn_if_constant(self, metric: str) -> None:
         for name, values in (("predictions", self.predictions), ("golds", self.golds)):
             if values.min() == values.max():
-                warnings.warn(f"{metric}: {name} are constant, counted as 0", UserWarning, stacklevel=3)
+                warn_constant(metric, f"{name} are constant")
 
 
 # --- shared -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,517 @@
+"""Tagging, answering and several labels: from a user's file to answers, by every path."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bitfit import Delta, Predictor, data, export, predict, train
+from bitfit.bank import Bank, lane_to_train
+from bitfit.cli import _run
+from bitfit.encode import Encoder
+from bitfit.errors import DataError, DeltaError, Interrupted, UsageError
+from bitfit.examples import Answer, Examples
+from bitfit.model import Model
+from bitfit.packed import Packed
+from bitfit.selection import select
+from bitfit.tasks import KINDS, Task
+from conftest import ARCHITECTURES, WORDS, reviews
+from test_train import StopAt
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+QUICK = {"lr": 2e-2, "epochs": 2, "batch": 4}
+TAG = {word: ("ADJ" if i < 6 else "NOUN" if i < 10 else "X") for i, word in enumerate(WORDS)}
+CONTEXT = "the film was long and the cast is great but the plot was not fine"
+
+
+def sentences(count: int = 24) -> list[list[str]]:
+    return [text.split() for text, _ in reviews(count)]
+
+
+@pytest.fixture
+def tagged(tmp_path):
+    path = tmp_path / "tagged.jsonl"
+    rows = [{"tokens": words, "tags": [TAG[word] for word in words]} for words in sentences()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def conllu(words: list[list[str]]) -> str:
+    """Sentences with a multiword range and an empty node each, which are no words."""
+    made = []
+    for own in words:
+        lines = ["# sent_id = x", "1-2\tdu\t_\t_\t_\t_\t_\t_\t_\t_"]
+        lines += [f"{i}\t{w}\t{w}\t{TAG[w]}\t{TAG[w]}2\t_\t0\tx\t_\t_" for i, w in enumerate(own, 1)]
+        made.append("\n".join([*lines, "1.1\tgone\t_\tVERB\t_\t_\t_\t_\t_\t_"]) + "\n\n")
+    return "".join(made)
+
+
+def squad(count: int = 12, **changes: Any) -> dict[str, Any]:
+    """Questions in SQuAD's form; every answer lies in its context."""
+    words = CONTEXT.split()
+    found = []
+    for i in range(count):
+        answer = words[1 + i % (len(words) - 1)]
+        qa = {"id": f"q{i}", "question": f"is {answer}", "answers": [{"text": answer, "answer_start": 0}]}
+        context = f"{words[i % len(words)]} {CONTEXT}"
+        qa["answers"][0]["answer_start"] = context.index(answer)
+        found.append({"context": context, "qas": [{**qa, **changes}]})
+    return {"version": "1.1", "data": [{"title": "t", "paragraphs": found}]}
+
+
+@pytest.fixture
+def asked(tmp_path):
+    path = tmp_path / "asked.json"
+    path.write_text(json.dumps(squad()))
+    return path
+
+
+@pytest.fixture
+def several(tmp_path):
+    path = tmp_path / "several.csv"
+    lines = [f"{text},{'|'.join(labels_of(text))}" for text, _ in reviews(48)]
+    path.write_text("text,label\n" + "\n".join(lines) + "\n")
+    return path
+
+
+def labels_of(text: str) -> list[str]:
+    return sorted({TAG[word] for word in text.split()} - {"X"})
+
+
+@pytest.fixture
+def sources(tagged, asked, several):
+    return {"tagging": tagged, "answering": asked, "multilabel": several}
+
+
+NEW = ("tagging", "answering", "multilabel")
+INPUTS: dict[str, list[Any]] = {
+    "tagging": [["good", "film"], "the plot was very bad", ["a"]],
+    "answering": [("is great", CONTEXT), ("was long", CONTEXT[9:])],
+    "multilabel": ["good film", "the plot was very bad"],
+}
+
+
+def made(base: Any, kind: str, seed: int = 0, labels: int = 3, **meta: Any) -> Delta:
+    """A delta of any kind with values of its own, as if it were trained."""
+    names = [] if kind in ("answering", "regression") else [f"c{i}" for i in range(labels)]
+    task = Task.of(kind, tuple(names))  # type: ignore[arg-type]
+    model = Model(base, task.outputs, task.pool("auto") if task.by_token else "cls")
+    bank = Bank(model, [lane_to_train(model, select(model.anatomy, "bias", seed), seed=seed)])
+    bank.values.add_(torch.randn(bank.values.shape, generator=torch.Generator().manual_seed(seed)), alpha=0.3)
+    score = {"value": 0.5, "low": 0.0, "high": 1.0}
+    facts = {
+        "format": 1, "base": base.name, "hub": False, "fingerprint": base.fingerprint, "pool": model.pool,
+        "select": "bias", "head": "full", "init": "keep", "task": kind, "labels": names, "metric": task.metric,
+        "max_length": 20, "stride": 5 if task.by_token else 0, "center": 0.0, "spread": 1.0, "trained": 1, "total": 1,
+        "columns": {"text": "text", "label": "label", "text_pair": "context" if kind == "answering" else None},
+        "metrics": {"dev": {task.metric: score}}, "trial": {}, "change": {}, "versions": {},
+    }  # fmt: skip
+    return Delta(bank.tensors(0), facts | meta)
+
+
+# ---- from file to answers
+
+
+def test_tagging_learns_from_first_pieces(base, tagged):
+    run = train(tagged, base, select="bias", lr=3e-2, epochs=8, batch=4)
+    assert run.best.scores["train"]["accuracy"].value > 0.9 and run.best.delta.meta["task"] == "tagging"
+    answer = predict(run.best.delta, [["good", "film", "is"]], base)[0]
+    assert answer["tokens"] == ["good", "film", "is"] and set(answer["tags"]) <= {"ADJ", "NOUN", "X"}
+    assert len(answer["tags"]) == len(answer["scores"]) == 3
+
+
+def test_several_labels_are_learnt_and_each_has_a_chance_of_its_own(base, several):
+    run = train(several, base, task="multilabel", pool="mean", lr=3e-2, epochs=8, batch=4)
+    assert run.best.delta.labels == ("ADJ", "NOUN")
+    assert run.best.scores["dev"].keys() == {"micro_f1", "macro_f1", "exact_match"} and run.best.dev > 0.8
+    answer = predict(run.best.delta, ["good film"], base)[0]
+    assert answer["labels"] == [name for name, chance in answer["scores"].items() if chance > 0.5]
+
+
+@pytest.mark.parametrize("kind", NEW)
+@pytest.mark.filterwarnings("ignore:micro_f1")
+def test_a_run_is_the_same_bytes_again_resumed_and_beside_other_lanes(base, sources, kind, tmp_path):
+    plan = {**QUICK, "task": kind, "select": "bias + random(all, 40)"}
+    whole = train(sources[kind], base, **plan).best.delta.encode()
+    out = tmp_path / "d.safetensors"
+    with pytest.raises(Interrupted):
+        train(sources[kind], base, out=out, watch=StopAt(3), **plan)
+    assert train(sources[kind], base, out=out, resume=True, **plan).best.delta.encode() == whole
+    lanes = train(sources[kind], base, **{**plan, "lr": [1e-3, plan["lr"]]}).trials
+    for name, values in Delta.load(out).tensors.items():
+        assert lanes[1].delta is not None
+        if "key.bias" not in name:  # its gradient is rounding noise
+            np.testing.assert_allclose(lanes[1].delta.tensors[name], values, atol=2e-4)
+
+
+@pytest.mark.parametrize("select_", ["none", "all", "bias@last1"])
+@pytest.mark.parametrize("kind", ("tagging", "answering"))
+def test_every_selection_trains_every_kind(base, sources, kind, select_):
+    assert train(sources[kind], base, select=select_, lr=1e-3, epochs=1).best.dev is not None
+
+
+@pytest.mark.parametrize("kind", NEW)
+@pytest.mark.filterwarnings("ignore:micro_f1")
+def test_evaluating_the_dev_file_gives_the_dev_scores(base, sources, kind, tmp_path):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for name in ("train", "dev"):
+        (folder / f"{name}{sources[kind].suffix}").write_bytes(sources[kind].read_bytes())
+    best = train(folder, base, task=kind, **QUICK).best
+    rows, scores, _ = Predictor(best.delta, base).evaluate(folder / f"dev{sources[kind].suffix}")
+    assert scores == best.scores["dev"] and rows == len(data.load(folder, task=kind).dev)
+
+
+def test_a_conllu_file_says_what_the_jsonl_file_says(base, tagged, tmp_path):
+    path = tmp_path / "same.conllu.gz"
+    path.write_bytes(gzip.compress(conllu(sentences()).encode()))
+    a, b = data.load(tagged), data.load(path)
+    assert a.train.texts == b.train.texts and a.train.labels == b.train.labels and a.labels == b.labels
+    assert data.load(path, label="xpos").labels == ("ADJ2", "NOUN2", "X2")
+
+
+def test_a_folder_of_originals_is_read_by_their_names(tmp_path):
+    for part, count in (("train", 12), ("dev", 6), ("test", 4)):
+        (tmp_path / f"en_ewt-ud-{part}.conllu").write_text(conllu(sentences(count)))
+    dataset = data.load(tmp_path)
+    assert [len(dataset.train), len(dataset.dev), len(dataset.test)] == [12, 6, 4]
+    assert "en_ewt-ud-dev.conllu is taken as dev." in dataset.notes
+
+
+@pytest.mark.parametrize("form", ["lists", "columns"])
+def test_label_sets_may_be_lists_or_columns(several, tmp_path, form):
+    expected = data.load(several, task="multilabel")
+    path = tmp_path / ("s.jsonl" if form == "lists" else "s.csv")
+    texts = [text for text, _ in reviews(48)]
+    if form == "lists":
+        path.write_text("".join(json.dumps({"text": t, "label": labels_of(t)}) + "\n" for t in texts))
+        found = data.load(path)
+    else:
+        cells = [f"{t},{int('ADJ' in labels_of(t))},{int('NOUN' in labels_of(t))}" for t in texts]
+        path.write_text("text,ADJ,NOUN\n" + "\n".join(cells) + "\n")
+        found = data.load(path, label="ADJ,NOUN")
+    assert found.kind == "multilabel" and found.labels == expected.labels
+    assert sorted(zip(found.train.texts, found.train.labels, strict=True)) == sorted(
+        zip(expected.train.texts, expected.train.labels, strict=True)
+    )
+
+
+@pytest.mark.parametrize("answers", [["fine"], "fine", {"text": ["fine"], "answer_start": [62]}, [{"text": "fine"}]])
+def test_answers_may_be_written_in_several_ways(tmp_path, answers):
+    path = tmp_path / "q.jsonl"
+    row = {"question": "is fine", "context": CONTEXT, "answers": answers}
+    path.write_text("".join(json.dumps({**row, "context": f"{CONTEXT} {i}"}) + "\n" for i in range(12)))
+    dataset = data.load(path)
+    assert dataset.kind == "answering" and dataset.train.labels[0] == (Answer("fine", CONTEXT.index("fine")),)
+
+
+def test_questions_on_one_context_stay_on_one_side_of_the_split(tmp_path):
+    table = squad(30)
+    for i, paragraph in enumerate(table["data"][0]["paragraphs"]):
+        paragraph["context"] = f"{CONTEXT} {i // 5}"
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps(table))
+    dataset = data.load(path)
+    assert not set(dataset.train.pairs) & set(dataset.dev.pairs)
+
+
+# ---- long inputs
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+def test_every_word_of_a_long_document_gets_a_tag(bases, architecture):
+    base = bases(architecture)
+    words = [WORDS[i % len(WORDS)] for i in range(20_000)]
+    answer = predict(made(base, "tagging"), [words, ["good"]], base)[0]
+    assert answer["tokens"] == words and len(answer["tags"]) == len(words)
+
+
+def test_a_word_counts_where_it_stands_furthest_from_an_edge(base):
+    encoded = Encoder(base, 10, 4).encode("words", Examples([tuple(WORDS[:20])], None))
+    assert len(encoded.rows) == 4 and sorted(encoded.marks[encoded.marks >= 0]) == list(range(20))
+    windows = np.split(encoded.marks[:, 0], encoded.rows.starts[1:-1])
+    # Windows of 8 words that share 4: 0-7, 4-11, 8-15, 12-19.
+    ends = [(int(w[w >= 0].min()), int(w.max())) for w in windows]
+    assert ends == [(0, 5), (6, 9), (10, 13), (14, 19)]
+
+
+def test_a_word_the_tokenizer_drops_still_gets_a_tag(base):
+    answer = predict(made(base, "tagging"), [["good", "\u200b \x07".strip(), "film"], []], base)
+    assert len(answer[0]["tags"]) == 3 and answer[1]["tags"] == []
+
+
+def test_a_word_in_a_list_is_read_as_in_running_text():
+    from types import SimpleNamespace
+
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<pad>"])
+    backend.train_from_iterator([CONTEXT] * 20, trainer)
+    tokenizer = SimpleNamespace(backend_tokenizer=backend, pad_token_id=0, unk_token=None)
+    encoder = Encoder(SimpleNamespace(tokenizer=tokenizer, max_length=99, name="bpe"), 99)
+    encoded = encoder.encode("words", Examples([("film", "was", "long")], None))
+    assert encoded.rows.ids.tolist() == encoder([" film was long"]).ids.tolist()
+
+
+def test_an_answer_is_found_in_any_window_of_a_long_context(base):
+    context = " ".join(WORDS[i % len(WORDS)] for i in range(3000)) + " finale"
+    delta = made(base, "answering")
+    answer = predict(delta, [("is good", context)], base)[0]
+    assert context[answer["start"] : answer["end"]] == answer["answer"] != "" and 0 < answer["score"] <= 1
+
+
+def test_each_window_is_told_where_its_answer_is(base):
+    task = Task.of("answering", ())
+    words = [WORDS[i % len(WORDS)] for i in range(40)]
+    context = " ".join(words)
+    start = len(" ".join(words[:25])) + 1
+    examples = Examples(["is good"], [context], [(Answer(" ".join(words[25:27]), start),)], [1])
+    encoded = task.encode(Encoder(base, 20, 5), examples)
+    targets = task.targets(encoded, examples)
+    found = []
+    for begin, end in zip(encoded.rows.starts[:-1], encoded.rows.starts[1:], strict=True):
+        first, last = targets[begin:end].argmax(0)
+        marks = encoded.marks[begin:end]
+        found.append("" if first == 0 else context[marks[first, 0] : marks[last, 1]])
+    assert set(found) == {"", " ".join(words[25:27])}
+    assert targets.sum(0).tolist() == [len(found)] * 2
+
+
+def test_a_long_question_is_cut_and_counted(base):
+    predictor = Predictor(made(base, "answering"), base)
+    answers = list(predictor.answers([("good " * 500, CONTEXT), ("good", CONTEXT)]))
+    assert len(answers) == 2 and predictor.cut == 1
+
+
+def test_cut_texts_are_counted(base, csv_file):
+    predictor = Predictor(made(base, "classification", labels=2), base)
+    list(predictor.answers(["good " * 100, "good"]))
+    assert predictor.cut == 1
+
+
+# ---- the same by every path
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("kind", NEW)
+def test_stock_transformers_loads_an_export_and_predicts_the_same(bases, architecture, kind, tmp_path):
+    import transformers
+
+    base = bases(architecture)
+    delta = made(base, kind)
+    folder = export(delta, base, tmp_path / "out")
+    names = {"tagging": "TokenClassification", "answering": "QuestionAnswering", "multilabel": "SequenceClassification"}
+    loader = getattr(transformers, "AutoModelFor" + names[kind])
+    model, info = loader.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    task = Task.of_delta(delta)
+    words = ["the", "plot", "was", "very", "bad"]
+    text = {"tagging": words, "answering": ("is great", CONTEXT), "multilabel": " ".join(words)}[kind]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    given = {"text": text, "is_split_into_words": True} if kind == "tagging" else {"text": text}
+    if kind == "answering":
+        given = {"text": text[0], "text_pair": text[1]}
+    batch = tokenizer(**given, return_tensors="pt", return_token_type_ids=base.segments)
+    with torch.no_grad():
+        out = model.eval()(**batch)
+    got = torch.stack([out.start_logits, out.end_logits], -1) if kind == "answering" else out.logits
+    examples = Examples([text[0] if kind == "answering" else text], [text[1]] if kind == "answering" else None)
+    encoded = task.encode(Encoder(base, base.max_length), examples)
+    own = Predictor(delta, base).outputs(encoded)
+    np.testing.assert_allclose(got[0].numpy().reshape(own.shape), own, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_the_lines_on_the_card_run(base, kind, tmp_path, monkeypatch):
+    folder = export(made(base, kind), base, tmp_path / "out")
+    lines = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)
+    monkeypatch.chdir(folder)
+    scope: dict[str, Any] = {}
+    exec(lines.group(1), scope)
+    assert scope["logits"].shape[-1] == (2 if kind == "answering" else 3) and scope["logits"].isfinite().all()
+
+
+@pytest.mark.parametrize("architecture", ["bert", "albert"])
+def test_any_mix_of_kinds_is_answered_as_each_alone(bases, architecture):
+    base = bases(architecture)
+    assert Packed.supports(Model(base, 2, "tokens")) == (architecture == "bert")
+    requests = [(made(base, kind, seed), text) for seed, kind in enumerate(KINDS) for text in texts_for(kind)]
+    order = np.random.default_rng(0).permutation(len(requests)).tolist()
+    mixed = predict([requests[i] for i in order], base=base)
+    for i, answer in zip(order, mixed, strict=True):
+        assert flat(answer) == pytest.approx(flat(predict(requests[i][0], [requests[i][1]], base)[0]), abs=1e-5)
+
+
+def texts_for(kind: str) -> list[Any]:
+    return [*INPUTS.get(kind, ["good film", "bad"]), *([list(WORDS) * 3] if kind == "tagging" else [])]
+
+
+def flat(answer: dict[str, Any]) -> dict[str, Any]:
+    scores = answer.get("scores", {})
+    numbers = scores if isinstance(scores, dict) else dict(enumerate(scores))
+    words = {key: str(v) for key, v in answer.items() if key not in ("scores", "score", "value")}
+    return {**{str(k): v for k, v in numbers.items()}, **words, "n": answer.get("score", answer.get("value", 0.0))}
+
+
+# ---- what is refused, and what is said
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"tokens": ["a", "b"], "tags": ["X"]}, "line 2: 2 words but 1 tags"),
+        ({"tokens": ["a", ""], "tags": ["X", "X"]}, "line 2: word 2 is empty"),
+        ({"tokens": ["a", 3], "tags": ["X", "X"]}, "line 2: .* holds no list of words"),
+        ({"tokens": ["a"], "tags": "X"}, "line 2: .* holds no list of tags"),
+    ],
+)
+def test_a_sentence_that_does_not_fit_its_tags_is_named(tmp_path, row, message):
+    path = tmp_path / "t.jsonl"
+    good = {"tokens": ["good", "film"], "tags": ["X", "Y"]}
+    path.write_text(json.dumps(good) + "\n" + json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=message):
+        data.load(path, task="tagging")
+
+
+@pytest.mark.parametrize("line", ["1\tgood\tADJ", "x\tgood\t_\tADJ\t_\t_\t_\t_\t_\t_"])
+def test_a_broken_conllu_line_is_named(tmp_path, line):
+    path = tmp_path / "t.conllu"
+    path.write_text(conllu(sentences(2)) + line + "\n")
+    with pytest.raises(DataError, match=f"line {len(path.read_text().splitlines())}"):
+        data.load(path)
+
+
+def test_words_without_a_tag_are_counted_and_not_scored(base, tmp_path):
+    path = tmp_path / "t.conllu"
+    path.write_text(conllu(sentences(12)).replace("\tADJ\t", "\t_\t"))
+    dataset = data.load(path)
+    assert any("have no tag" in note for note in dataset.notes) and dataset.labels == ("NOUN", "X")
+    assert train(path, base, **QUICK).best.dev is not None
+
+
+def test_an_unknown_tag_at_evaluation_is_named(base, tagged, tmp_path):
+    delta = train(tagged, base, **QUICK).best.delta
+    path = tmp_path / "e.jsonl"
+    path.write_text(json.dumps({"tokens": ["good"], "tags": ["ADV"]}) + "\n")
+    with pytest.raises(DataError, match=r'line 1: tag "ADV" of "good" is not in the training data.*ADJ'):
+        Predictor(delta, base).evaluate(path)
+
+
+@pytest.mark.parametrize("off", [-1, 1, 9])
+def test_an_answer_beside_its_offset_is_moved_and_counted(tmp_path, off):
+    table = squad()
+    table["data"][0]["paragraphs"][3]["qas"][0]["answers"][0]["answer_start"] += off
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps(table))
+    dataset = data.load(path)
+    assert any("1 question (q3) of s.json had an answer beside its offset" in note for note in dataset.notes)
+    for context, answers in zip(dataset.train.pairs, dataset.train.labels, strict=True):
+        assert all(context[a.start :].startswith(a.text) for a in answers)
+
+
+@pytest.mark.parametrize(("answers", "message"), [([{"text": "nowhere"}], "not in its context"), ([], "no answer")])
+def test_a_question_without_a_usable_answer_is_counted(tmp_path, answers, message):
+    table = squad()
+    table["data"][0]["paragraphs"][3]["qas"][0]["answers"] = answers
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps(table))
+    dataset = data.load(path)
+    assert len(dataset.train) + len(dataset.dev) == 11
+    assert any(message in note and "q3" in note for note in dataset.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "no usable JSON"), ("[1]", "not in SQuAD format"), ('{"data": [{}]}', '"paragraphs" is missing')],
+)
+def test_a_json_file_of_another_shape_is_refused(tmp_path, text, message):
+    path = tmp_path / "s.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        data.load(path)
+
+
+def test_a_cell_that_is_neither_0_nor_1_is_named(tmp_path):
+    path = tmp_path / "s.csv"
+    path.write_text("text,a,b\ngood,1,0\nbad,2,1\n")
+    with pytest.raises(DataError, match=r'line 3: column "a" holds "2"'):
+        data.load(path, label="a,b")
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_a_delta_of_one_kind_is_refused_as_another(base, kind, tagged, asked):
+    delta = made(base, kind)
+    other = "classification" if kind != "multilabel" else "tagging"
+    with pytest.raises(DeltaError, match="another kind of task"):
+        Predictor(Delta(delta.tensors, {**delta.meta, "task": other, "metric": "accuracy", "labels": ["a", "b"]}), base)
+    wrong = asked if kind != "answering" else tagged.with_suffix(".conllu")
+    wrong.touch()
+    with pytest.raises(DataError, match=f"and the delta is for {kind}"):
+        Predictor(delta, base).evaluate(wrong)
+
+
+def test_questions_need_a_context_and_token_tasks_no_pool(base, tagged, asked, csv_file):
+    with pytest.raises(UsageError, match="a question and its context"):
+        predict(made(base, "answering"), ["is good"], base)
+    with pytest.raises(UsageError, match="every token"):
+        train(tagged, base, pool="mean", **QUICK)
+    with pytest.raises(UsageError, match="--stride 3"):
+        train(csv_file, base, stride=3, **QUICK)
+    with pytest.raises(UsageError, match="too short for a question"):
+        train(asked, base, max_length=4, **QUICK)
+    with pytest.raises(UsageError, match="--stride 90"):
+        train(tagged, base, stride=90, **QUICK)
+    with pytest.raises(UsageError, match="Did you mean"):
+        train(tagged, base, task="taging", **QUICK)
+
+
+@pytest.mark.parametrize("meta", [{"stride": 15}, {"stride": -1}, {"stride": "4"}, {"stride": True}])
+def test_a_delta_with_windows_that_make_no_sense_is_refused(base, meta, tmp_path):
+    made(base, "tagging", **meta).save(tmp_path / "d.safetensors")
+    with pytest.raises(DeltaError, match="stride"):
+        Delta.load(tmp_path / "d.safetensors")
+
+
+# ---- the command line
+
+
+KEYS = {
+    "tagging": {"tokens", "tags", "scores"},
+    "answering": {"answer", "start", "end", "score"},
+    "multilabel": {"labels", "scores"},
+}
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_predict_answers_words_and_files_and_writes_csv(base, folders, sources, kind, tmp_path, capsys):
+    path = tmp_path / "d.safetensors"
+    columns = {"tagging": ("tokens", None), "answering": ("question", "context"), "multilabel": ("text", None)}[kind]
+    named = {"text": columns[0], "text_pair": columns[1], "label": None}
+    made(base, kind, columns=named).save(path)
+    start, where = ["predict", str(path)], ["--base", str(folders("bert"))]
+    words = ["is great", CONTEXT] if kind == "answering" else ["the plot was bad"]
+    assert _run([*start, *words, *where, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == KEYS[kind]
+    assert _run([*start, *words, *where]) == 0 and capsys.readouterr().out.count("\n") == 1
+    assert _run([*start, *where, "--file", str(sources[kind]), "--json"]) == 0
+    rows = sum(1 for _ in data.rows(sources[kind]))
+    assert len(capsys.readouterr().out.splitlines()) == rows
+    assert _run([*start, *where, "--file", str(sources[kind]), "--out", str(tmp_path / "o.csv")]) == 0
+    assert len((tmp_path / "o.csv").read_text().splitlines()) == rows + 1
+
+
+def test_train_tells_its_baseline_and_how_to_go_on(folders, asked, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", str(asked), "--base", str(folders("bert")), "--lr", "1e-2", "--epochs", "1"]
+    assert _run(words) == 0
+    shown = capsys.readouterr().out
+    assert "the sentence most like the question: f1" in shown and '"a question" "its context"' in shown
