@@ -290,6 +290,17 @@ def test_an_upload_over_the_limit_is_refused_while_it_comes(serve):
     assert not list(live.folder.iterdir())
 
 
+def test_all_requests_together_may_not_fill_the_memory(serve, tasks, monkeypatch):
+    from bitfit.serve import app
+
+    live = serve()
+    body = {"task": "two", "inputs": ["good"]}
+    monkeypatch.setattr(app, "RECEIVING", 10)
+    assert live.ask(body)[0] == 429
+    monkeypatch.setattr(app, "RECEIVING", 1000)
+    assert live.ask(body)[0] == 200 and live.service.receiving == 0
+
+
 def test_changes_need_their_token_and_asking_needs_one_where_it_is_set(serve, tasks):
     live = serve(tokens=Tokens(Token(ASK), Token(CHANGE)))
     body = {"task": "two", "inputs": ["good"]}

@@ -40,6 +40,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
         504: "the deadline has passed",
     }.items()
 }
+RECEIVING = 256 << 20  # bytes of all requests that are arriving
 POLICY = (
     "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
@@ -77,7 +78,7 @@ def _add_asking(app: FastAPI, service: Service) -> None:
         """Ask one task about many texts, or many tasks about a text each; every answer names its version."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise Refusal(415, "send JSON with Content-Type: application/json", "Content-Type")
-        ask = parse(await _body(request, service.settings.max_body << 20, service.settings.deadline))
+        ask = parse(await _body(request, service, service.settings.max_body << 20, service.settings.deadline))
         results = await _while_connected(request, service.predict(ask))
         request.scope["texts"] = len(results)
         return _json({"results": results})
@@ -113,7 +114,7 @@ def _add_changing(app: FastAPI, service: Service) -> None:
     async def put(name: Name, request: Request) -> Response:
         """Add or replace a task by a delta file; verified before anybody sees it, replaced in one step."""
         async with service.uploading():
-            data = await _body(request, service.settings.max_delta << 20, 60.0)
+            data = await _body(request, service, service.settings.max_delta << 20, 60.0)
             entry, new = await service.put(name, data)
         return _json(dict(entry.facts), 201 if new else 200)
 
@@ -177,8 +178,8 @@ def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
     return Response(json.dumps(value, separators=(",", ":")), status, headers, "application/json")
 
 
-async def _body(request: Request, most: int, seconds: float) -> bytes:
-    """The request's body, refused as soon as it is too large or too slow."""
+async def _body(request: Request, service: Service, most: int, seconds: float) -> bytes:
+    """The request's body, refused as soon as it is too large or too slow, or all bodies together are too large."""
     refusal = Refusal(413, f"the request has more than {most >> 20} MB")
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared[:20]) > most:
@@ -188,10 +189,15 @@ async def _body(request: Request, most: int, seconds: float) -> bytes:
         async with asyncio.timeout(seconds):
             async for chunk in request.stream():
                 data += chunk
+                service.receiving += len(chunk)
                 if len(data) > most:
                     raise refusal
+                if service.receiving > RECEIVING:
+                    raise Refusal(429, "too much is being received at once; try again", retry_after=1)
     except TimeoutError as error:
         raise Refusal(408, f"the request took more than {seconds:g} s to arrive") from error
+    finally:
+        service.receiving -= len(data)
     return bytes(data)
 
 

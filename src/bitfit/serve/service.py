@@ -44,6 +44,7 @@ class Service:
         self.shelf = Shelf(self.host, folder, settings.memory << 20, self.meters, self.executor)
         self.stopping = False
         self.asked = 0  # requests being answered
+        self.receiving = 0  # bytes of requests that are arriving
         self._uploads = asyncio.Semaphore(UPLOADS)
         self._plain = self.host.plain()
         self._ready: asyncio.Task[str | None] | None = None
