@@ -229,7 +229,7 @@ def predict(args: argparse.Namespace) -> None:
     predictor = Predictor(args.delta, args.base)
     given = _columns(args, "text", "text_pair")
     if args.file:
-        found = predictor.columns_in(args.file, **given)
+        found = predictor.columns_in(args.file, False, **given)
         if found.text != predictor.columns.text:
             show.note(f"{args.file}: the text is column {found.text!r}.")
     source = predictor.texts_in(args.file, **given) if args.file else predictor.texts_of(args.texts)
