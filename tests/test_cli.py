@@ -185,7 +185,7 @@ def test_doctor_answers(capsys):
         (["train", "{csv}", "--base", "{folder}", "--out", "{csv}/x.safetensors"], 2, "cannot be written"),
         (["train", "{csv}", "--base", "{folder}", "--out", "."], 2, "it is a folder"),
         (["train", "{csv}", "--base", "{folder}", "--select", "b_emb@0"], 2, "selects nothing"),
-        (["inspect", "{tmp}"], 4, "no such file"),
+        (["inspect", "{tmp}"], 4, "it is a folder"),
         (["inspect", "{csv}"], 4, "not a usable bitfit file"),
         (["count", "{csv}"], 4, "not a model configuration"),
         (["count", "{folder}", "--select", "b_q@7"], 2, "layer"),
@@ -240,3 +240,40 @@ def test_ctrl_c_exits_130_and_the_same_command_resumes(folder, tmp_path):
     assert process.returncode == 130 and "--resume" in errors and not out.exists()
     assert subprocess.run(command, env=environment).returncode == 0
     assert out.exists()
+
+
+@pytest.mark.parametrize("what", ["train", "predict", "inspect"])
+def test_an_output_never_replaces_its_input(what, delta_file, folder, csv_file, capsys):
+    before = csv_file.read_bytes(), delta_file.read_bytes()
+    words = {
+        "train": ["train", str(csv_file), "--base", folder, "--out", str(csv_file)],
+        "predict": ["predict", str(delta_file), "--base", folder, "--file", str(csv_file), "--out", str(csv_file)],
+        "inspect": ["inspect", str(delta_file), "--plot", str(delta_file)],
+    }
+    assert _run(words[what]) == 2 and "is the input" in capsys.readouterr().err
+    assert (csv_file.read_bytes(), delta_file.read_bytes()) == before
+
+
+@pytest.mark.parametrize("command", ["count", "train"])
+def test_code_that_a_base_brings_never_runs(command, folders, csv_file, tmp_path, monkeypatch, capsys):
+    remote = tmp_path / "remote"
+    remote.mkdir()
+    (remote / "evil.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    config = {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil"}}
+    (remote / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    words = {"count": ["count", "remote"], "train": ["train", str(csv_file), "--base", "remote"]}
+    assert _run(words[command]) == 4 and not (tmp_path / "ran").exists()
+
+
+def test_a_misspelt_folder_never_asks_the_hub(csv_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bases").mkdir()
+    assert _run(["train", str(csv_file), "--base", "bases/nosuch"]) == 4
+    assert "no such model folder" in capsys.readouterr().err
+
+
+def test_count_warns_of_an_empty_selection(folder, capsys):
+    assert _run(["count", folder, "--select", "b_q - b_q"]) == 0
+    assert "is empty on this base" in capsys.readouterr().err

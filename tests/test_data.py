@@ -618,3 +618,27 @@ def test_quotes_in_a_tsv_are_characters(tmp_path):
     path.write_text('text\tlabel\n"Hello there\t1\nfoo bar"\t0\n"The" movie\t1\n"all ""quoted"""\t0\n')
     found = [row.values["text"] for row in rows(path)]
     assert found == ['"Hello there', 'foo bar"', '"The" movie', 'all "quoted"']
+
+
+@pytest.mark.parametrize("header", ["text;label, really;note", "text\tlabel", "text|label", "sep=;\ntext;label"])
+def test_the_delimiter_is_the_one_the_header_has_most_of(tmp_path, header):
+    delimiter = next(sign for sign in ";\t|" if sign in header)
+    path = write(tmp_path / "a.csv", f"{header}\na, b{delimiter}yes" + f"{delimiter}x\n" * ("note" in header))
+    assert list(values(path)[0].values())[:2] == ["a, b", "yes"]
+
+
+def test_decimal_commas_are_an_error_that_shows_the_point(tmp_path):
+    path = write(tmp_path / "a.csv", "text;rating\n" + "".join(f"text {i};{i},75\n" for i in range(30)))
+    with pytest.raises(DataError, match=r"line 2.*\"0,75\" has a decimal comma; write 0.75"):
+        data.load(path)
+
+
+def test_a_constant_column_is_no_rival_of_a_numeric_label(tmp_path):
+    rows = "".join(f"the film number {i},True,{i / 7:.3f}\n" for i in range(40))
+    path = write(tmp_path / "a.csv", "review_text,verified,sentiment_score\n" + rows)
+    assert data.find_columns(path).label == "sentiment_score"
+
+
+def test_labels_that_differ_by_case_alone_are_noted(tmp_path):
+    dataset = data.load(labelled(tmp_path / "a.jsonl", ["Yes", "yes", "no"] * 10))
+    assert "Yes and yes" in note(dataset, "spelling")

@@ -292,3 +292,12 @@ def test_a_truly_full_disk_leaves_the_old_file(delta, path):
     with pytest.raises(DeltaError, match="No space left"):
         delta.save(target)
     assert target.read_bytes() == b"old" and not temporary.is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("labels", ["a", "a"]), ("labels", ["\ud800", "b"]), ("pool", "x"), ("max_length", -1), ("max_length", 10**9)],
+)
+def test_well_signed_metadata_that_makes_no_sense_is_refused(delta, tmp_path, key, value):
+    with pytest.raises(DeltaError):
+        Delta.checked(dict(delta.tensors), {**delta.meta, key: value}, "x")

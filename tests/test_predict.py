@@ -13,6 +13,7 @@ import torch
 
 from bitfit import Delta, Predictor, export, predict, train
 from bitfit.errors import DataError, DeltaError, ModelError, UsageError
+from bitfit.examples import Columns
 from conftest import ARCHITECTURES, reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -216,3 +217,28 @@ def test_hostile_label_names_stay_text_on_the_card(base, tmp_path):
 def test_a_delta_loaded_from_its_file_says_the_same(delta, base, tmp_path):
     delta.save(tmp_path / "d.safetensors")
     assert predict(Delta.load(tmp_path / "d.safetensors"), TEXTS, base) == predict(delta, TEXTS, base)
+
+
+def test_an_exported_pair_task_keeps_its_segments(base, tmp_path):
+    delta = train(labelled(tmp_path / "p.csv", pair=True), base, lr=1e-2, epochs=1, pool="cls").best.delta
+    folder = export(delta, base, tmp_path / "model")
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    pair = ("good film the", "a bad one")
+    batch = AutoTokenizer.from_pretrained(folder)(*pair, return_tensors="pt")
+    with torch.no_grad():
+        logits = AutoModelForSequenceClassification.from_pretrained(folder).eval()(**batch).logits
+    ours = predict(delta, [pair], base)[0]["scores"]
+    assert logits.softmax(-1)[0].tolist() == pytest.approx(list(ours.values()), abs=1e-6)
+
+
+def test_a_column_of_training_stays_when_another_is_named(delta, base, tmp_path):
+    path = tmp_path / "other.csv"
+    path.write_text("headline,text,verdict\n" + "a long line of words,good film,positive\n" * 3)
+    assert Predictor(delta, base).columns_in(path, True, label="verdict") == Columns("text", None, "verdict")
+
+
+def test_values_too_large_for_an_answer_are_an_error(delta, base):
+    huge = {name: np.full_like(value, 3e38) for name, value in delta.tensors.items()}
+    with pytest.raises(DeltaError, match="no numbers"):
+        predict(Delta(huge, delta.meta), ["good film"], base)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from bitfit import train
-from bitfit.errors import DataError, Diverged, Interrupted, UsageError
+from bitfit import tensorfile, train
+from bitfit.errors import DataError, DeltaError, Diverged, Interrupted, UsageError
 from bitfit.plan import Plan, default_rates
+from bitfit.selection import select as choose
 from bitfit.training import batch_rows, evaluation_steps, run_folder, schedule
 from conftest import reviews
 
@@ -203,9 +204,6 @@ def test_checkpoints_of_another_run_are_not_resumed(base, csv_file, tmp_path):
 
 
 def test_a_full_disk_leaves_the_old_delta_intact(base, csv_file, tmp_path, monkeypatch):
-    from bitfit import tensorfile
-    from bitfit.errors import DeltaError
-
     out = tmp_path / "d.safetensors"
     train(csv_file, base, out=out, **QUICK)
     before = out.read_bytes()
@@ -214,7 +212,7 @@ def test_a_full_disk_leaves_the_old_delta_intact(base, csv_file, tmp_path, monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tensorfile.os, "fsync", full)
-    with pytest.raises(DeltaError, match="No space left"):
+    with pytest.warns(UserWarning, match="no checkpoint"), pytest.raises(DeltaError, match="No space left"):
         train(csv_file, base, out=out, seed=9, **QUICK)
     assert out.read_bytes() == before
 
@@ -302,11 +300,41 @@ def test_the_linear_schedule_warms_up_and_ends_near_zero():
     assert shares[0] < 0.2 and 0 < shares[-1] < 0.02 and schedule("constant", 77, 100) == 1.0
 
 
-def test_default_rates_follow_the_selection_and_the_width():
-    assert default_rates("bias", 768) == (1e-4, 4e-4, 7e-4, 1e-3)
-    assert default_rates("all", 1024) == (1e-5, 2e-5, 3e-5, 5e-5)
-    assert max(default_rates("bias", 384)) == 4e-3
-    assert default_rates("random(all, 0.1%)", 768)[-1] == 5e-3
+@pytest.mark.parametrize(
+    ("selection", "width", "rates"),
+    [
+        ("bias", 768, (1e-4, 4e-4, 7e-4, 1e-3)),
+        ("bias", 384, (4e-4, 1e-3, 2e-3, 4e-3)),
+        ("all", 1024, (1e-5, 2e-5, 3e-5, 5e-5)),
+        ("(all)", 768, (1e-5, 2e-5, 3e-5, 5e-5)),
+        ("all-W_emb", 384, (2e-5, 5e-5, 1e-4)),
+        ("b_q+W_q@0", 384, (2e-5, 5e-5, 1e-4)),
+        ("bias+random(all,1%)", 768, (5e-4, 1e-3, 2e-3, 5e-3)),
+        ("none", 768, (1e-3, 4e-3, 1e-2)),
+    ],
+)
+def test_default_rates_follow_what_is_selected_however_it_is_written(base, selection, width, rates):
+    assert default_rates(choose(base.anatomy, selection), width) == rates
+
+
+def test_a_full_disk_costs_the_checkpoint_and_not_the_run(base, csv_file, tmp_path, monkeypatch):
+    write = tensorfile.write
+
+    def full(path, *rest):
+        if path.suffix == ".checkpoint":
+            raise DeltaError(f"{path}: cannot be written (No space left on device)")
+        return write(path, *rest)
+
+    monkeypatch.setattr(tensorfile, "write", full)
+    with pytest.warns(UserWarning, match="no checkpoint: .*No space left"):
+        train(csv_file, base, lr=1e-2, epochs=1, out=tmp_path / "d.safetensors")
+    assert (tmp_path / "d.safetensors").is_file()
+
+
+def test_a_run_that_diverges_leaves_no_checkpoint(base, csv_file, tmp_path):
+    with pytest.raises(Diverged):
+        train(csv_file, base, lr=1e30, epochs=1, out=tmp_path / "d.safetensors")
+    assert not list(tmp_path.rglob("*.checkpoint"))
 
 
 @pytest.mark.parametrize(

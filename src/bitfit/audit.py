@@ -22,6 +22,7 @@ class Audit:
     """Counts of one selection on one base."""
 
     base: str
+    text: str  # the selection as it was asked for
     anatomy: Anatomy
     selection: Selection
     trained: dict[str, int]  # by term
@@ -63,6 +64,8 @@ class Audit:
     def warnings(self) -> list[str]:
         """What a user should know before training so."""
         notes = list(self.selection.notes)
+        if not self.selection and self.text.strip() != "none":
+            notes.append(f"The selection {self.text} is empty on this base: only the head would train.")
         if self.unused:
             notes.append(
                 f"The base declares mean pooling: its pooler ({self.unused:,} parameters) is neither used nor trained."
@@ -113,7 +116,7 @@ def count(spec: str | Base | None, select: str = "bias", head: str = "full", see
     name, sites, usable, outside = _shapes(spec)
     chosen = resolve(usable, select, seed)
     trained = dict.fromkeys(sites.terms, 0) | count_by_term(usable, chosen)
-    return Audit(name, sites, chosen, trained, outside, head, sites.total - usable.total)
+    return Audit(name, select, sites, chosen, trained, outside, head, sites.total - usable.total)
 
 
 def select(model: nn.Module | Base | Model, text: str, seed: int = 0) -> Selection:

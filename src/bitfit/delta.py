@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 HEAD = "head."
 INDEX, VALUE = ".index", ".value"
+POOLS = ("cls", "mean", "tokens")  # what a head may see
 
 # What the metadata must hold, so that a reader can rely on it without looking.
 SCHEMA: dict[str, type | tuple[type, ...]] = {
@@ -86,8 +87,9 @@ class Delta:
         for key, kind in (SCHEMA | OPTIONAL).items():
             if not isinstance(meta.get(key), kind) or (kind is not bool and isinstance(meta[key], bool)):
                 raise DeltaError(f"{where}: its metadata has no usable {key!r}")
-        if not all(isinstance(label, str) for label in meta["labels"]):
-            raise DeltaError(f"{where}: its labels are not all texts")
+        _check_labels(meta["labels"], where)
+        if meta["pool"] not in POOLS or not 1 <= meta["max_length"] < 1 << 20:
+            raise DeltaError(f"{where}: no head sees {meta['pool']!r} of {meta['max_length']} tokens")
         if not 0 <= meta["stride"] <= max(0, meta["max_length"]) // 2:
             raise DeltaError(
                 f"{where}: its windows make no sense (length {meta['max_length']}, stride {meta['stride']})"
@@ -138,6 +140,8 @@ class Delta:
                 f"the delta was trained on {self.meta['base']} ({self.meta['fingerprint'][:12]}), "
                 f"not on {base.name} ({base.fingerprint[:12]}); pass its own base with --base"
             )
+        if self.meta["max_length"] > base.max_length:
+            raise DeltaError(f"the delta reads {self.meta['max_length']} tokens, {base.name} takes {base.max_length}")
         for name, (index, values) in self.entries.items():
             parameter = base.parameters.get(name)
             _check_fit(name, index, values, None if parameter is None else tuple(parameter.shape))
@@ -185,6 +189,17 @@ def _check_dtype(name: str, tensors: Tensors, where: str) -> None:
         raise DeltaError(f"{where}: {stem} must have both indices and values")
     if (tensors[name].dtype.kind == "i") != name.endswith(INDEX):
         raise DeltaError(f"{where}: {name} has the wrong number type")
+
+
+def _check_labels(labels: list[Any], where: str) -> None:
+    if not all(isinstance(label, str) and _is_text(label) for label in labels):
+        raise DeltaError(f"{where}: its labels are not all texts")
+    if len(set(labels)) < len(labels):
+        raise DeltaError(f"{where}: two of its labels are the same")
+
+
+def _is_text(label: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in label)
 
 
 def _check_columns(columns: dict[str, Any], where: str) -> None:

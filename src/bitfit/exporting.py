@@ -34,11 +34,12 @@ def export(delta: Delta, base: Base, folder: str | Path) -> Path:
     task = Task.of_delta(delta)
     model = Model(base, task.outputs, delta.meta["pool"])
     lane_of_delta(model, delta)  # the same checks as for wearing it
+    made = not target.exists()
     check_target(target / "README.md")
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         _save(delta, base, model, task, temporary)
-        base.tokenizer.save_pretrained(temporary)
+        _tokenizer(base).save_pretrained(temporary)
         (temporary / "README.md").write_text(card(delta, base, model, task), encoding="utf-8")
         temporary.chmod(0o755)
         target.rmdir()
@@ -47,7 +48,18 @@ def export(delta: Delta, base: Base, folder: str | Path) -> Path:
         raise DeltaError(f"{target}: cannot be written ({error})") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        if made and target.is_dir() and not any(target.iterdir()):
+            target.rmdir()
     return target
+
+
+def _tokenizer(base: Base) -> Any:
+    # A generic tokenizer does not name the segment ids among its outputs, and a pair without them is another input.
+    tokenizer = copy.deepcopy(base.tokenizer)
+    if base.segments and "token_type_ids" not in tokenizer.model_input_names:
+        tokenizer.model_input_names = [*tokenizer.model_input_names, "token_type_ids"]
+        tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names  # saved only if it is an argument
+    return tokenizer
 
 
 def _save(delta: Delta, base: Base, model: Model, task: Task, folder: Path) -> None:
@@ -163,7 +175,7 @@ def card(delta: Delta, base: Base, model: Model, task: Task) -> str:
     return f"""# {_plain(meta["base"])} fine-tuned by bitfit
 
 {into}
-Selection `{meta["select"]}`, head `{meta["head"]}`: {what} were trained; everything else is the base's own.
+Selection `{_plain(meta["select"])}`, head `{meta["head"]}`: {what} were trained; everything else is the base's own.
 Dev {meta["metric"]} {main["value"]:.4f} (95% interval {main["low"]:.4f} to {main["high"]:.4f}).
 {windows if task.by_token else "Texts are cut"} at {meta["max_length"]} tokens.
 
@@ -221,4 +233,4 @@ def _by_hand(task: Task) -> str:
 
 
 def _plain(text: str) -> str:
-    return "".join(c if c.isalnum() or c in " .-_/" else "?" for c in text)
+    return "".join(c if c.isalnum() or c in " .,:*+&@%()-_/" else "?" for c in text)

@@ -104,7 +104,8 @@ def _decoded(path: Path, line: int, raw: bytes) -> str:
 
 def _csv_rows(path: Path) -> Iterator[Row]:
     lines = _lines(path)
-    first = next((item for item in lines if item[1].strip()), None)
+    # Excel may write the delimiter on a line of its own before the header.
+    first = next((item for item in lines if item[1].strip() and not re.fullmatch("sep=.", item[1].strip())), None)
     if first is None:
         raise DataError(f"{path} is empty.")
     delimiter = _delimiter(path, first[1])
@@ -120,7 +121,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
 def _delimiter(path: Path, header: str) -> str:
     if extension(path) == ".tsv":
         return "\t"
-    return ";" if ";" in header and "," not in header else ","
+    return max(",;\t|", key=header.count)  # of equals the first: a comma
 
 
 def _records(path: Path, first: int, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:

@@ -18,11 +18,13 @@ from .examples import Kind
 if TYPE_CHECKING:
     from .base import Base
     from .encode import Encoder
+    from .selection import Selection
     from .tasks import Task
 
 PROTOCOLS = ("published", "holdout")
 EVALUATIONS = {"published": 2, "holdout": 10}
 NARROW = 512  # up to this width the larger rates won on real tasks (LOG.md)
+MASK = 0.05  # up to this share of the matrices a selection is a mask that takes a mask's rates, above it fine-tuning
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class Plan:
 
     def trials(self, base: Base, task: Task, encoder: Encoder, pool: str) -> list[Trial]:
         """The grid, in the order batch, rate, seed."""
-        rates = several(self.lr) if self.lr is not None else default_rates(self.select, base.width)
+        rates = several(self.lr) if self.lr is not None else self._rates(base)
         shared = {name: getattr(self, name) for name in _SHARED}
         shared |= {"pool": pool, "max_length": encoder.max_length, "metric": task.metric}
         shared["stride"] = encoder.stride if task.by_token else 0
@@ -160,19 +162,23 @@ class Plan:
             for seed in several(self.seed)
         ]
 
+    def _rates(self, base: Base) -> tuple[float, ...]:
+        from .selection import select
+
+        return default_rates(select(base.anatomy, self.select, several(self.seed)[0]), base.width)
+
 
 _SHARED = ({f.name for f in fields(Trial)} & {f.name for f in fields(Plan)}) - {"lr", "batch", "seed"}
 
 
-def default_rates(selection: str, width: int) -> tuple[float, ...]:
+def default_rates(selection: Selection, width: int) -> tuple[float, ...]:
     """Learning rates that suit a selection: the papers' grids, moved up for narrow models."""
-    words = selection.replace("(", " ").split()
-    if words == ["none"]:
+    if not selection:
         return (1e-3, 4e-3, 1e-2)
-    if "random" in words or "rowcol" in words:
-        return (5e-4, 1e-3, 2e-3, 5e-3)
-    if words[:1] == ["all"] or any(word.startswith("W_") for word in words):
+    if selection.matrix_share > MASK:
         return (2e-5, 5e-5, 1e-4) if width <= NARROW else (1e-5, 2e-5, 3e-5, 5e-5)
+    if selection.matrix_share:
+        return (5e-4, 1e-3, 2e-3, 5e-3)
     return (4e-4, 1e-3, 2e-3, 4e-3) if width <= NARROW else (1e-4, 4e-4, 7e-4, 1e-3)
 
 

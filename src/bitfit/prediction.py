@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,7 @@ from .bank import Bank, lane_of_delta, outputs
 from .base import DEMO, Base, load_base
 from .delta import Delta
 from .encode import Encoded, Encoder
-from .errors import DataError, ModelError, UsageError
+from .errors import DataError, DeltaError, ModelError, UsageError
 from .examples import Columns
 from .model import Model
 from .resident import Host, Reading, Text, as_examples
@@ -48,7 +48,10 @@ class Predictor:
     def outputs(self, encoded: Encoded) -> Array:
         """The head's numbers for each text, or each token of the texts, in order."""
         self.cut += encoded.rows.cut
-        return outputs(self._bank, 0, encoded.rows, by_length(encoded.rows, BATCH))
+        out = outputs(self._bank, 0, encoded.rows, by_length(encoded.rows, BATCH))
+        if not np.isfinite(out).all():
+            raise DeltaError("the delta's values are so large that its answers are no numbers; train it anew")
+        return out
 
     def answers(self, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
         """An answer per text, as a stream: any number of texts in bounded memory."""
@@ -80,17 +83,14 @@ class Predictor:
 
     def columns_in(self, path: str | Path, labelled: bool = False, **given: str | None) -> Columns:
         """The file's columns: those given, else those of the training file if it has them, else found anew."""
-        kind = self.task.kind
         self._require_kind(path)
-        if any(given.values()):
-            found = data.find_columns_of(kind, path, **given)
-        else:
-            try:
-                wanted = self.columns
-                label = {"label": wanted.label} if labelled else {}
-                found = data.find_columns_of(kind, path, text=wanted.text, text_pair=wanted.text_pair, **label)
-            except DataError:
-                found = data.find_columns_of(kind, path)
+        wanted = {"text": self.columns.text, "text_pair": self.columns.text_pair}
+        wanted |= {"label": self.columns.label} if labelled else {}
+        named = {name: column for name, column in given.items() if column is not None}
+        try:
+            found = self._find_columns(path, wanted | named)
+        except DataError:
+            found = self._columns_as_far(path, wanted, named)
         if (found.text_pair is None) != (self.columns.text_pair is None):
             need = "two text columns" if self.columns.text_pair else "one text column"
             raise DataError(f"{path}: the delta was trained on {need}; this file has other columns")
@@ -101,6 +101,20 @@ class Predictor:
         held = data.kind_of_format(path)
         if held is not None and held != self.task.kind:
             raise DataError(f"{path} is a file for {held}, and the delta is for {self.task.kind}; give it another file")
+
+    def _columns_as_far(self, path: str | Path, wanted: dict[str, str | None], named: dict[str, str]) -> Columns:
+        """Not all columns of training are there: those that are, and the rest found anew."""
+        for name, column in wanted.items():
+            try:
+                self._find_columns(path, {**named, name: column})
+            except DataError:
+                continue
+            if column is not None:
+                named.setdefault(name, column)
+        return self._find_columns(path, named)
+
+    def _find_columns(self, path: str | Path, given: Mapping[str, str | None]) -> Columns:
+        return data.find_columns_of(self.task.kind, path, **given)
 
     def texts_in(self, path: str | Path, **given: str | None) -> Iterator[Text]:
         """The texts, or pairs, of a file as a stream."""

@@ -53,6 +53,14 @@ class Selection:
         """How many entries are selected."""
         return sum(self.size(name) if held is None else held.size for name, held in self.entries.items())
 
+    @property
+    def matrix_share(self) -> float:
+        """How much of the model's matrices is selected; 1 as soon as one of them is selected whole."""
+        matrices = [name for name, shape in self.shapes.items() if len(shape) > 1]
+        held = [self.entries[name] for name in matrices if name in self]
+        sizes = [indices.size for indices in held if indices is not None]
+        return 1.0 if len(sizes) < len(held) else sum(sizes) / max(1, sum(map(self.size, matrices)))
+
     def __bool__(self) -> bool:
         return bool(self.entries)
 

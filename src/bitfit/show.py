@@ -62,7 +62,7 @@ def seconds(value: float) -> str:
     return f"{value:.0f} s" if value < 120 else f"{value / 60:.1f} min"
 
 
-def run(done: Any, target: Path, took: float) -> None:
+def run(done: Any, target: Path, took: float, base: str | None = None) -> None:
     """What a training came to."""
     best, meta = done.best, done.best.delta.meta
     metric = best.trial.metric
@@ -77,7 +77,7 @@ def run(done: Any, target: Path, took: float) -> None:
     share = f"{meta['trained'] / meta['total']:.3%}"
     out.print(f"trained {meta['trained']:,} of {meta['total']:,} parameters ({share}) in {seconds(took)}")
     out.print(f"wrote {clean(str(target))} ({size(target.stat().st_size)})")
-    where = "" if meta["hub"] or meta["base"] == DEMO else " --base FOLDER"
+    where = "" if meta["hub"] or meta["base"] == DEMO else f" --base {shlex.quote(base or 'FOLDER')}"
     words = '"a question" "its context"' if meta["task"] == "answering" else '"some text"'
     out.print(f"try: bitfit predict {shlex.quote(str(target))} {words}{where}", soft_wrap=True)
 

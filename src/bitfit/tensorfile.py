@@ -92,8 +92,10 @@ def replace(path: Path, data: bytes, mark: str = "") -> None:
             temporary.unlink(missing_ok=True)
 
 
-def check_target(path: Path) -> None:
-    """Refuse a path that no file can be written to; making its folder is part of the check."""
+def check_target(path: Path, *inputs: Path) -> None:
+    """Refuse a path that no file can be written to, or that is an input; making its folder is part of the check."""
+    if any(path.resolve() == given.resolve() for given in inputs):
+        raise UsageError(f"{path}: is the input; writing there would destroy it, so name another file")
     try:
         if not path.name or path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
@@ -118,7 +120,7 @@ def read(path: Path, finite: bool = True) -> tuple[Tensors, dict[str, Any]]:
     """The arrays and the metadata of a file that passes every check; DeltaError otherwise."""
     try:
         if not path.is_file():
-            raise FileNotFoundError(errno.ENOENT, "no such file")
+            raise FileNotFoundError(errno.ENOENT, "it is a folder" if path.is_dir() else "no such file")
         _check_extent(path)
         data = path.read_bytes()
     except OSError as error:

@@ -361,7 +361,8 @@ def train(
     if isinstance(asked.train_size, Sequence):
         raise UsageError("train takes one train size; bitfit.sweep takes several")
     if out is not None:
-        tensorfile.check_target(Path(out))
+        tensorfile.check_target(Path(out), *([] if isinstance(source, Dataset) else [Path(source)]))
+        tensorfile.check_target(run_folder(out) / "history")
     notes: list[str] = []
 
     def note(text: str) -> None:
@@ -381,6 +382,8 @@ def train(
                 outcomes += run_pass(job, group, part, store, watch or (lambda *_: None), note)
             if folder is not None:
                 _write_histories(outcomes, folder)
+            if all(outcome.delta is None for outcome in outcomes):
+                store.clear()  # there is nothing to go on from
             best = _best(job, outcomes)
         assert best.delta is not None
         if out is not None:
@@ -454,7 +457,7 @@ def passes(job: Job, trials: list[Trial], lanes: int | None) -> list[list[Trial]
         chosen = select(job.base.anatomy, trial.select, trial.seed)
         # A frozen layer of one lane is frozen in all lanes of a pass: else a lane would not equal its separate run.
         like = trial.batch, job.base.anatomy.layers_below(_differing(job, trial, chosen))
-        room = 1 if _much(chosen) else lanes or LANES
+        room = 1 if chosen.matrix_share > SCATTERED else lanes or LANES
         if groups and like == last and len(groups[-1]) < room:
             groups[-1].append(trial)
         else:
@@ -466,14 +469,6 @@ def passes(job: Job, trials: list[Trial], lanes: int | None) -> list[list[Trial]
 def _differing(job: Job, trial: Trial, chosen: Selection) -> set[str]:
     starts = [step.selection for step in parse_init(trial.init) if step.kind != "keep"]
     return set(chosen.entries).union(*(select(job.base.anatomy, text, trial.seed).entries for text in starts))
-
-
-def _much(chosen: Selection) -> bool:
-    """Whether the bank holds dense gradients and copies of whole matrices for such a lane."""
-    matrices = [name for name, shape in chosen.shapes.items() if len(shape) > 1]
-    held = [chosen.entries[name] for name in matrices if name in chosen]
-    sizes = [index.size for index in held if index is not None]
-    return len(sizes) < len(held) or sum(sizes) > SCATTERED * sum(map(chosen.size, matrices))
 
 
 def run_pass(job: Job, trials: list[Trial], part: int, store: Store, watch: Watch, note: Note) -> list[Outcome]:

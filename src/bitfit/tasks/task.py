@@ -52,7 +52,10 @@ class Task(ABC):
         """The task a delta was trained for."""
         if delta.meta["task"] not in KINDS:
             raise DeltaError(f"the delta is for a {delta.meta['task']!r} task, which this bitfit does not know")
-        task = cls.of(delta.meta["task"], delta.labels, delta.meta["metric"])
+        try:
+            task = cls.of(delta.meta["task"], delta.labels, delta.meta["metric"])
+        except UsageError as error:
+            raise DeltaError(f"the delta's task makes no sense: {error}") from error
         if task.by_token != (delta.meta["pool"] == "tokens"):
             raise DeltaError(f"the delta is for {task.kind}, but its head was made for another kind of task")
         return replace(task, center=float(delta.meta["center"]), spread=float(delta.meta["spread"]))
