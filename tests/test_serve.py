@@ -608,13 +608,13 @@ def threads_done(live: Live, bodies: list[Any]) -> tuple[list[threading.Thread],
     return threads, found
 
 
-def test_a_task_in_memory_weighs_its_values_once(base):
+def test_a_task_in_memory_weighs_less_than_its_file(base):
     from bitfit.resident import Host
 
     host = Host(base)
     residents = [host.admit(made(base, k)) for k in range(3)]
     assert len({id(resident.lane.slots) for resident in residents}) == 1
-    assert residents[0].bytes == sum(array.nbytes for array in made(base, 0).tensors.values())
+    assert 0 < residents[0].bytes < sum(array.nbytes for array in made(base, 0).tensors.values())
 
 
 def test_a_host_out_of_reach_of_others_needs_no_token_any_other_does(monkeypatch):

@@ -86,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
     it = command(count, "count parameters by term, with encoder, embedding, pooler and head apart")
     it.add_argument("base", metavar="BASE", nargs="?", help="folder, hub id or config.json (the demo base)")
     it.add_argument("--select", default="bias", help="what trains (%(default)s)")
+    it.add_argument("--inject", default="none", help="biases added to layers that have none (%(default)s)")
     it.add_argument("--head", default="full", choices=HEADS, help="what of the head trains (%(default)s)")
     it.add_argument("--names", action="store_true", help="the papers' notation and the parameter names")
     _add_json(it)
@@ -98,6 +99,7 @@ def parser() -> argparse.ArgumentParser:
     it = command(export, "write a plain transformers folder with a model card, the delta merged in")
     _add_delta(it)
     it.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write")
+    it.add_argument("--fold", action="store_true", help="drop the biases that others can stand for; same predictions")
     _add_base(it)
 
     it = command(serve, "serve a folder of deltas over HTTP (tokens: BITFIT_TOKEN, BITFIT_CHANGE_TOKEN or ..._FILE)")
@@ -118,6 +120,11 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--file", type=Path, help="a data file with a text column (a few made-up sentences)")
     _add_columns(it, "text")
     _add_json(it)
+
+    it = command(study, "the papers' tables and figures as studies: list, show, run, report")
+    from .study.options import add_options
+
+    add_options(it)
 
     it = command(tasks, "list the named tasks and where their data was found")
     _add_data(it)
@@ -353,7 +360,7 @@ def count(args: argparse.Namespace) -> None:
     from . import show
     from .audit import count as audit
 
-    found = audit(args.base, args.select, args.head)
+    found = audit(args.base, args.select, args.head, inject=args.inject)
     if args.json:
         extra = {"names": [list(row) for row in found.names()]} if args.names else {}
         _print_json({**found.json(), **extra})
@@ -378,6 +385,7 @@ def inspect(args: argparse.Namespace) -> None:
     if args.json:
         keys = ("base", "fingerprint", "select", "head", "task", "labels", "metrics")
         extra = {k: meta[k] for k in ("pool", "init", "columns", "max_length", "trial", "trained", "total", "versions")}
+        extra["inject"] = found.inject
         _print_json({**{k: meta[k] for k in keys}, "bytes": size, "change": found.change, **extra})
     else:
         from . import show
@@ -392,7 +400,7 @@ def export(args: argparse.Namespace) -> None:
     from .prediction import base_of
 
     found = Delta.load(args.delta)
-    folder = write(found, base_of(found, args.base), args.out)
+    folder = write(found, base_of(found, args.base), args.out, args.fold)
     show.out.print(f"wrote {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
 
@@ -417,6 +425,15 @@ def bench_serve(args: argparse.Namespace) -> None:
         _print_json(found.json())
     else:
         print(found.table())
+
+
+def study(args: argparse.Namespace) -> None:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's thread pool would cost more than the whole command
+    from .study.terminal import act
+
+    answer = act(args)
+    if answer is not None:
+        _print_json(answer)
 
 
 def tasks(args: argparse.Namespace) -> None:

@@ -22,6 +22,7 @@ from .delta import Delta
 from .encode import Encoded, Encoder
 from .errors import DeltaError, UsageError
 from .examples import Examples
+from .folding import serving_form
 from .model import Model
 from .packed import Packed
 from .rows import Rows
@@ -100,7 +101,8 @@ class Host:
             raise DeltaError(f"the delta reads {meta['max_length']} tokens, its base takes 3 to {longest}")
         with self._admitting:
             model = self._model(task.outputs, str(meta["pool"]))
-            lane = self._alike(lane_of_delta(model, delta))
+            delta.check(self.base)
+            lane = self._alike(lane_of_delta(model, serving_form(delta, model)))
         return Resident(task, model, lane, meta["max_length"], stride, meta["columns"]["text_pair"] is not None)
 
     def plain(self) -> Resident:
