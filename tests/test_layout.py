@@ -67,7 +67,7 @@ def test_the_readme_lists_every_file_with_its_role():
     readme = (ROOT / "README.md").read_text()
     listed = set(re.findall(r"^  *([a-z_]+(?:/[a-z_]+)?\.py)  ", readme, re.M))
     real = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if path.name not in ("__main__.py",)}
-    assert listed == real - {"__init__.py", "report/__init__.py", "study/__init__.py", "serve/__init__.py"}
+    assert listed == real - {"__init__.py", "report/__init__.py", "serve/__init__.py", "study/__init__.py"}
 
 
 def test_the_readmes_python_example_runs(base, csv_file, monkeypatch, tmp_path):

@@ -629,6 +629,24 @@ def test_a_host_out_of_reach_of_others_needs_no_token_any_other_does(monkeypatch
         Tokens.of_environment({"BITFIT_TOKEN": "short"})
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["{tmp}/none"], "no such folder"),
+        (["{tmp}", "--host", "0.0.0.0"], "BITFIT_TOKEN"),
+        (["{tmp}", "--host", "not a host"], "cannot listen"),
+        (["{tmp}", "--queue", "-1"], "--queue"),
+    ],
+)
+def test_a_wrong_start_is_one_line_and_exit_code_2(words, why, tmp_path, capsys, monkeypatch):
+    from bitfit import cli
+
+    monkeypatch.delenv("BITFIT_TOKEN", raising=False)
+    assert cli._run(["serve", *(word.format(tmp=tmp_path) for word in words)]) == 2
+    said = capsys.readouterr().err
+    assert why in said and said.count("\n") == 1
+
+
 def test_tokens_come_from_files_too(tmp_path):
     (tmp_path / "t").write_text(ASK + "\n")
     tokens = Tokens.of_environment({"BITFIT_TOKEN_FILE": str(tmp_path / "t")})

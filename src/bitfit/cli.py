@@ -102,6 +102,11 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--fold", action="store_true", help="drop the biases that others can stand for; same predictions")
     _add_base(it)
 
+    it = command(study, "the papers' tables and figures as studies: list, show, run, report")
+    from .study.options import add_options
+
+    add_options(it)
+
     it = command(serve, "serve a folder of deltas over HTTP (tokens: BITFIT_TOKEN, BITFIT_CHANGE_TOKEN or ..._FILE)")
     it.add_argument("folder", metavar="DIR", type=Path, help="the folder; NAME.safetensors is the task NAME")
     _add_base(it)
@@ -120,11 +125,6 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--file", type=Path, help="a data file with a text column (a few made-up sentences)")
     _add_columns(it, "text")
     _add_json(it)
-
-    it = command(study, "the papers' tables and figures as studies: list, show, run, report")
-    from .study.options import add_options
-
-    add_options(it)
 
     it = command(tasks, "list the named tasks and where their data was found")
     _add_data(it)
@@ -404,6 +404,15 @@ def export(args: argparse.Namespace) -> None:
     show.out.print(f"wrote {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
 
+def study(args: argparse.Namespace) -> None:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's thread pool would cost more than the whole command
+    from .study.terminal import act
+
+    answer = act(args)
+    if answer is not None:
+        _print_json(answer)
+
+
 def serve(args: argparse.Namespace) -> None:
     settings = Settings(**{entry.name: getattr(args, entry.name) for entry in fields(Settings)})
     tokens = Tokens.of_environment()
@@ -425,15 +434,6 @@ def bench_serve(args: argparse.Namespace) -> None:
         _print_json(found.json())
     else:
         print(found.table())
-
-
-def study(args: argparse.Namespace) -> None:
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's thread pool would cost more than the whole command
-    from .study.terminal import act
-
-    answer = act(args)
-    if answer is not None:
-        _print_json(answer)
 
 
 def tasks(args: argparse.Namespace) -> None:

@@ -101,7 +101,6 @@ class Host:
             raise DeltaError(f"the delta reads {meta['max_length']} tokens, its base takes 3 to {longest}")
         with self._admitting:
             model = self._model(task.outputs, str(meta["pool"]))
-            delta.check(self.base)
             lane = self._alike(lane_of_delta(model, serving_form(delta, model)))
         return Resident(task, model, lane, meta["max_length"], stride, meta["columns"]["text_pair"] is not None)
 
