@@ -174,7 +174,6 @@ def main() -> None:
         stock = Stock(base, args.threads)
         with served(Path(name), "--workers", str(args.threads), "--deadline", "60") as process:
             names = [task["name"] for task in Client(process.url).tasks()]
-            before = process.memory
             window(process, Load(process.url, 8, 50, 1, seed=99), sentences, names[:1])
             for per_request, target in ((16, 1.0), (1, 0.7)):
                 found = throughput(process, stock, sentences, names, per_request, windows, seconds)
@@ -183,7 +182,6 @@ def main() -> None:
                 half = Load(process.url, 64, per_request, 2 * seconds, rate=found["texts_per_second"] / per_request / 2)
                 half_load = measure(half, sentences, names)
                 print(f"at half of that load:\n{half_load.table()}", flush=True)
-            print(f"memory with {args.tasks:,} tasks: {(process.memory - before) / args.tasks / 1024:.0f} KB per task")
 
 
 if __name__ == "__main__":

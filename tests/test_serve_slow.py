@@ -268,7 +268,7 @@ async def _ask_many(url: str, names: list[str], count: int) -> None:
     await asyncio.gather(*(ask(number) for number in range(16)))
 
 
-def test_a_task_weighs_under_120_kb_in_memory(minilm):
+def test_a_task_weighs_under_80_kb_in_memory(minilm):
     _, folder = minilm
     with served(folder, "--deadline", "60") as process:
         names = [task["name"] for task in Client(process.url).tasks()]
@@ -282,7 +282,7 @@ def test_a_task_weighs_under_120_kb_in_memory(minilm):
         before = load(names[:100])
         each = (load(names[100:]) - before) / 900 / 1024
     print(f"\n{each:.1f} KB per task")
-    assert each < 120
+    assert each < 80
 
 
 def test_alone_and_among_31_others_one_of_them_sick_the_probabilities_are_the_same(minilm, tmp_path):

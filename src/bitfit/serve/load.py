@@ -158,20 +158,27 @@ class Line:
 
     async def call(self, method: str, path: str, data: bytes = b"") -> tuple[int, bytes]:
         """Status and body of the answer; status 0 if the connection broke."""
+        kept = self.streams is not None
         try:
-            if self.streams is None:
-                self.streams = await asyncio.open_connection(self.host, self.port, ssl=self.secure)
-            reader, writer = self.streams
-            writer.write(f"{method} {path} HTTP/1.1\r\n{self.head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-            head = (await reader.readuntil(b"\r\n\r\n")).lower()
-            length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
-            answer = await reader.readexactly(length)
-            if b"connection: close" in head:
-                self.close()
-            return int(head.split(b" ", 2)[1]), answer
-        except (OSError, EOFError, ValueError):
+            return await self._call(method, path, data)
+        except (OSError, EOFError, ValueError) as error:
             self.close()
+            # A connection that was idle for long may be closed by the other side before anything is said.
+            if kept and isinstance(error, asyncio.IncompleteReadError | ConnectionError):
+                return await self.call(method, path, data)
             return 0, b""
+
+    async def _call(self, method: str, path: str, data: bytes) -> tuple[int, bytes]:
+        if self.streams is None:
+            self.streams = await asyncio.open_connection(self.host, self.port, ssl=self.secure)
+        reader, writer = self.streams
+        writer.write(f"{method} {path} HTTP/1.1\r\n{self.head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
+        answer = await reader.readexactly(length)
+        if b"connection: close" in head:
+            self.close()
+        return int(head.split(b" ", 2)[1]), answer
 
     def close(self) -> None:
         """Hang up."""

@@ -24,7 +24,7 @@ from .journal import log, write_to_stderr
 from .service import Service
 from .settings import Settings, Tokens
 
-GRACE = 25  # seconds that requests in flight have after a stop signal
+GRACE = 24  # seconds that requests in flight have after a stop signal
 
 
 class _Server(uvicorn.Server):
@@ -56,6 +56,8 @@ class _Server(uvicorn.Server):
 def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens) -> None:
     """Serve a folder of deltas until a signal comes; everything in flight is answered before the end."""
     tokens.check(settings)
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder; make it, or name a folder of deltas")
     write_to_stderr(settings.log)
     with _listen(settings) as listening:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the model threads have the cores

@@ -23,6 +23,7 @@ from .shelf import Shelf, Version
 from .wire import Ask, Refusal
 
 INLINE = 4000  # characters that are tokenized at once; more are handed to another thread
+LAST = 4.0  # seconds that a model thread has for its last pass
 UPLOADS = 2  # deltas received at the same time
 TRIAL = "a text"
 
@@ -67,7 +68,7 @@ class Service:
         finally:
             self.stopping = True
             watching.cancel()
-            if not await asyncio.to_thread(self.batcher.stop, self.settings.deadline):
+            if not await asyncio.to_thread(self.batcher.stop, LAST):
                 log("error", "a model thread did not end")
             self.executor.shutdown(wait=False, cancel_futures=True)
 

@@ -51,7 +51,8 @@ class Settings:
     @property
     def threads(self) -> int:
         """How many model threads there are."""
-        return self.workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return self.workers or allowed or 1
 
     @property
     def loopback(self) -> bool:
