@@ -10,8 +10,9 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "bitfit"
 # From the bottom up: a module imports only what stands before it.
 LAYERS = (
-    *("errors", "anatomy", "selection", "tensorfile", "rows", "base", "delta", "model", "dropout"),
-    *("sparse", "packed", "bank", "examples", "formats", "sentences", "questions", "labelsets", "encode", "data"),
+    *("errors", "anatomy", "selection", "tensorfile", "rows", "injection", "base", "delta", "sharing", "model"),
+    *("folding", "dropout", "sparse", "layout", "layer", "packed", "bank"),
+    *("examples", "formats", "sentences", "questions", "labelsets", "encode", "data"),
     *("named", "sources"),
     *("tasks.metrics", "tasks.sums", "tasks.task", "tasks.texts", "tasks.tagging", "tasks.answering", "tasks"),
     *("stop", "checkpoint", "plan", "training", "prediction", "glue", "exporting", "audit"),

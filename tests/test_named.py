@@ -276,6 +276,16 @@ def test_the_hub_is_asked_once_and_then_the_copy_is_read(name, mini, tmp_path, m
     settings = {"revision": task.hub["revision"]} if "revision" in task.hub else {}
     assert calls == [(task.hub["id"], task.hub.get("config"), settings)]
     assert (len(dataset.train), len(dataset.dev)) == (48, 48)
+    assert sorted(file.name for file in (tmp_path / "cache" / name).iterdir()) == [
+        "train.jsonl.gz",
+        "validation.jsonl.gz",
+    ]
+
+
+def test_a_hub_without_a_known_split_is_an_error(mini, monkeypatch, no_network):
+    fake_hub(monkeypatch, {"other": Split(mini_rows(named.known()["rte"], 3))}, [])
+    with pytest.raises(DataError, match=r"--data DIR .*the hub has no split that is known"):
+        sources.load("rte")
 
 
 def test_the_hubs_hidden_test_labels_are_left_alone(mini, monkeypatch, no_network):

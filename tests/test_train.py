@@ -283,8 +283,8 @@ def test_every_epoch_sees_every_row_once_in_the_lanes_own_order():
 def make_trial(plan):
     from types import SimpleNamespace
 
-    task = SimpleNamespace(metric="accuracy")
-    return plan.trials(SimpleNamespace(width=768), task, 128, "cls")[0]
+    task = SimpleNamespace(metric="accuracy", by_token=False)
+    return plan.trials(SimpleNamespace(width=768), task, SimpleNamespace(max_length=128), "cls")[0]
 
 
 @pytest.mark.parametrize(("rows", "batch", "epochs", "parts"), [(61, 8, 3, 2), (5, 8, 2, 4), (80, 8, 1, 10)])

@@ -85,6 +85,7 @@ def parser() -> argparse.ArgumentParser:
     it = command(count, "count parameters by term, with encoder, embedding, pooler and head apart")
     it.add_argument("base", metavar="BASE", nargs="?", help="folder, hub id or config.json (the demo base)")
     it.add_argument("--select", default="bias", help="what trains (%(default)s)")
+    it.add_argument("--inject", default="none", help="biases added to layers that have none (%(default)s)")
     it.add_argument("--head", default="full", choices=HEADS, help="what of the head trains (%(default)s)")
     it.add_argument("--names", action="store_true", help="the papers' notation and the parameter names")
     _add_json(it)
@@ -97,6 +98,7 @@ def parser() -> argparse.ArgumentParser:
     it = command(export, "write a plain transformers folder with a model card, the delta merged in")
     _add_delta(it)
     it.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write")
+    it.add_argument("--fold", action="store_true", help="drop the biases that others can stand for; same predictions")
     _add_base(it)
 
     it = command(study, "the papers' tables and figures as studies: list, show, run, report")
@@ -234,7 +236,7 @@ def predict(args: argparse.Namespace) -> None:
     predictor = Predictor(args.delta, args.base)
     given = _columns(args, "text", "text_pair")
     if args.file:
-        found = predictor.columns_in(args.file, **given)
+        found = predictor.columns_in(args.file, False, **given)
         if found.text != predictor.columns.text:
             show.note(f"{args.file}: the text is column {found.text!r}.")
     source = predictor.texts_in(args.file, **given) if args.file else predictor.texts_of(args.texts)
@@ -338,7 +340,7 @@ def count(args: argparse.Namespace) -> None:
     from . import show
     from .audit import count as audit
 
-    found = audit(args.base, args.select, args.head)
+    found = audit(args.base, args.select, args.head, inject=args.inject)
     if args.json:
         extra = {"names": [list(row) for row in found.names()]} if args.names else {}
         _print_json({**found.json(), **extra})
@@ -363,6 +365,7 @@ def inspect(args: argparse.Namespace) -> None:
     if args.json:
         keys = ("base", "fingerprint", "select", "head", "task", "labels", "metrics")
         extra = {k: meta[k] for k in ("pool", "init", "columns", "max_length", "trial", "trained", "total", "versions")}
+        extra["inject"] = found.inject
         _print_json({**{k: meta[k] for k in keys}, "bytes": size, "change": found.change, **extra})
     else:
         from . import show
@@ -377,7 +380,7 @@ def export(args: argparse.Namespace) -> None:
     from .prediction import base_of
 
     found = Delta.load(args.delta)
-    folder = write(found, base_of(found, args.base), args.out)
+    folder = write(found, base_of(found, args.base), args.out, args.fold)
     show.out.print(f"wrote {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
 

@@ -532,13 +532,20 @@ def find_files(path: StrPath) -> tuple[Files, list[str]]:
     path = Path(path)
     if not path.is_dir():
         return Files(existing(path)), []
-    found = {role: one_of(by_stem(path), names) for role, names in ROLES.items()}
+    files = by_stem(path)
+    found = {role: one_of(files, names) or _only_named(files, role) for role, names in ROLES.items()}
     train = found["train"]
     if train is None:
         held = ", ".join(sorted(file.name for file in path.iterdir())) or "nothing"
         raise DataError(f"{path} has no train file ({', '.join(READERS)}, each also with .gz); it holds: {held}.")
     renamed = [(role, file) for role, file in found.items() if file and stem(file) != role]
     return Files(train, found["dev"], found["test"]), [f"{file.name} is taken as {role}." for role, file in renamed]
+
+
+def _only_named(files: Mapping[str, list[Path]], role: str) -> Path | None:
+    """The one file with the role as a part of its name, as in en_ewt-ud-dev or dev-v1.1."""
+    found = [own for name, own in files.items() if role in re.split(r"[-_.]", name)]
+    return found[0][0] if len(found) == 1 and len(found[0]) == 1 else None
 
 
 def stem(file: Path) -> str:

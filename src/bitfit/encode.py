@@ -156,7 +156,9 @@ class Encoder:
 
     def _windows(self, examples: Examples, before: int) -> Encoded:
         room = self.max_length - self._tokenizer.num_special_tokens_to_add(True) - self.stride
-        asked = self._question(examples.texts, max(1, room // 2))
+        if room < 2:
+            raise UsageError(f"--max-length {self.max_length}: too short for a question and a part of its context")
+        asked = self._question(examples.texts, room // 2)
         encodings = self._pair_tokenizer.encode_batch(list(zip(asked, examples.pairs or [], strict=True)))
         windows = [[encoding, *encoding.overflowing] for encoding in encodings]
         flat = list(chain.from_iterable(windows))

@@ -87,9 +87,9 @@ class Dataset:
     more: Mapping[str, Examples] = field(default_factory=dict)
 
 
-def skipped(path: Path, what: str, places: list[Any], unit: str = "line") -> list[str]:
-    """A note on rows that are left out, with the first places; nothing if there are none."""
-    shown = ", ".join(map(str, places[:5])) + (", ..." if len(places) > 5 else "")
-    plural = "" if len(places) == 1 else "s"
-    note = f"Skipped {len(places):,} row{plural} of {path.name} with {what} ({unit}{plural} {shown})."
-    return [note] if places else []
+def skipped(path: Path, what: str, lines: list[int]) -> list[str]:
+    """A note on rows that are left out, with the first lines; nothing if there are none."""
+    shown = ", ".join(map(str, lines[:5])) + (", ..." if len(lines) > 5 else "")
+    plural = "" if len(lines) == 1 else "s"
+    note = f"Skipped {len(lines):,} row{plural} of {path.name} with {what} (line{plural} {shown})."
+    return [note] if lines else []

@@ -33,6 +33,7 @@ class Trial:
     """One training, with everything that decides its outcome except the data and the base."""
 
     select: str
+    inject: str
     head: str
     init: str
     pool: str
@@ -70,6 +71,7 @@ class Plan:
     """What a user asks of `train`: several rates, batch sizes or seeds make a grid of trials."""
 
     select: str = _option("bias", "what trains: bias, b_q + b_m2, bias@last4, random(all, 0.1%), all, none, ...")
+    inject: str = _option("none", "biases, zero at first, for layers that have none: b_v, b_q + b_v, bias, ...")
     head: str = _option("full", "what of the head trains", choices=HEADS)
     init: str = _option("keep", "start values: keep, zero(SELECTION) or reinit(SELECTION)")
     pool: str = _option("auto", "what the head sees; auto: what the base declares", choices=("auto", "cls", "mean"))
@@ -112,13 +114,14 @@ class Plan:
             allowed, value = entry.metadata["choices"], getattr(self, entry.name)
             if allowed and value not in allowed:
                 raise UsageError(f'--{entry.name}: no "{value}".{suggest(str(value), allowed)}')
-        for name in ("select", "init"):
+        for name in ("select", "inject", "init"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"{name} takes a text in the selection language, such as 'bias - b_q'")
         if self.evals_per_epoch is None:
             object.__setattr__(self, "evals_per_epoch", EVALUATIONS[self.protocol])
         kind_or_task(self.task)
         check(self.select)
+        check(self.inject)
         parse_init(self.init)
         self._convert(operator.index, "seed", "epochs", "evals_per_epoch", "batch", "max_length", "train_size")
         self._convert(operator.index, "stride", "data_seed", "lanes", "threads")
@@ -168,7 +171,7 @@ class Plan:
     def _rates(self, base: Base) -> tuple[float, ...]:
         from .selection import select
 
-        return default_rates(select(base.anatomy, self.select, several(self.seed)[0]), base.width)
+        return default_rates(select(base.grown(self.inject), self.select, several(self.seed)[0]), base.width)
 
 
 _SHARED = ({f.name for f in fields(Trial)} & {f.name for f in fields(Plan)}) - {"lr", "batch", "seed"}

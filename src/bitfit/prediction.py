@@ -18,6 +18,7 @@ from .delta import Delta
 from .encode import Encoded, Encoder
 from .errors import DataError, DeltaError, ModelError, UsageError
 from .examples import Columns, Examples
+from .folding import serving_form
 from .model import Model
 from .rows import Rows, by_length
 from .sentences import split_words
@@ -189,7 +190,7 @@ class MixedPredictor:
             dense = any(index is None and values.ndim > 1 for index, values in delta.entries.values())
             # -1 stands for the shared bank until it is known to be needed; it comes last.
             self._homes.append((len(alone), 0) if dense else (-1, len(shared)))
-            (alone if dense else shared).append((model, lane_of_delta(model, delta)))
+            (alone if dense else shared).append((model, lane_of_delta(model, serving_form(delta, model))))
         banks = [Bank(model, [lane]) for model, lane in alone]
         return [*banks, Bank([m for m, _ in shared], [lane for _, lane in shared])] if shared else banks
 

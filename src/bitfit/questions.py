@@ -7,8 +7,8 @@ from itertools import islice
 from pathlib import Path
 
 from .errors import DataError, suggest
-from .examples import Answer, Columns, Examples, Table, skipped
-from .formats import UNITS, Row, StrPath, extension, fault, rows
+from .examples import Answer, Columns, Examples, Table
+from .formats import Row, StrPath, fault, rows
 
 QUESTION, CONTEXT, ANSWERS = ("question", "query"), ("context", "passage", "document"), ("answers", "answer")
 SAMPLE = 50
@@ -38,35 +38,27 @@ def looks_answered(sample: Sequence[Row]) -> bool:
 
 def read(path: Path, columns: Columns) -> Table:
     """All questions with an answer that lies in its context; one at a wrong place is moved to the nearest."""
-    found = Table(path, [], [], [], [], [])
-    assert found.pairs is not None
-    moved, absent, without = list[str](), list[str](), list[str]()
+    kept: list[tuple[str, str, tuple[Answer, ...], int]] = []
+    said: dict[str, list[str]] = {}
     for line, values in rows(path):
         question, context = _texts(path, line, values, columns)
-        name = str(values.get("id") or line)
-        raw = _answers(path, line, values.get(columns.label or ""))
-        answers = [_placed(context, text, start) for text, start in raw]
-        kept = tuple(answer for answer in answers if answer is not None)
-        if kept and any(given not in (None, own.start) for (_, given), own in zip(raw, answers, strict=True) if own):
-            moved.append(name)
-        if not raw:
-            without.append(name)
-        elif len(kept) < len(raw):
-            absent.append(name)
-        if kept:
-            for column, value in zip((found.texts, found.pairs, found.labels), (question, context, kept), strict=True):
-                column.append(value)
-            found.lines.append(line)
-    found.notes.extend(_notes(path, moved, absent, without))
-    if not found.texts:
-        raise DataError(f"{path} has no usable question. {' '.join(found.notes)}")
-    return found
+        given = _answers(path, line, values.get(columns.label or ""))
+        placed = [_placed(context, text, start) for text, start in given]
+        for problem in _problems(given, placed):
+            said.setdefault(problem, []).append(str(values.get("id") or line))
+        if any(placed):
+            kept.append((question, context, tuple(answer for answer in placed if answer), line))
+    notes = [f"{_some(names)} of {path.name} had {problem}." for problem, names in said.items()]
+    if not kept:
+        raise DataError(f"{path} has no usable question. {' '.join(notes)}")
+    texts, pairs, labels, lines = (list(column) for column in zip(*kept, strict=True))
+    return Table(path, texts, pairs, labels, lines, notes)
 
 
 def stream(path: StrPath, columns: Columns) -> Iterator[tuple[int, str, str]]:
     """Line, question and context of every record."""
     for line, values in rows(path):
-        yield line, *_texts(Path(path), line, values, columns)
+        yield line, *_texts(Path(path), line, values, columns, empty=True)
 
 
 def names(table: Table) -> tuple[str, ...]:
@@ -83,10 +75,10 @@ def _first(known: Sequence[str], names: Sequence[str]) -> str | None:
     return next((name for name in known if name in names), None)
 
 
-def _texts(path: Path, line: int, values: dict[str, object], columns: Columns) -> tuple[str, str]:
+def _texts(path: Path, line: int, values: dict[str, object], columns: Columns, empty: bool = False) -> tuple[str, str]:
     question, context = values.get(columns.text), values.get(columns.text_pair or "")
     for name, value in ((columns.text, question), (columns.text_pair, context)):
-        if not isinstance(value, str) or not value.strip():
+        if not isinstance(value, str) or not (empty or value.strip()):
             raise fault(path, line, f'{_named(values)}column "{name}" holds no text.')
     return str(question), str(context)
 
@@ -108,14 +100,13 @@ def _answers(path: Path, line: int, value: object) -> list[tuple[str, int | None
         text, start = (item.get("text"), item.get("answer_start")) if isinstance(item, dict) else (item, None)
         if not isinstance(text, str) or isinstance(start, bool) or not isinstance(start, int | None):
             raise fault(path, line, "an answer needs a text and, if any, a whole number as answer_start.")
-        if text.strip():
-            found.append((text, start))
+        found.append((text, start))
     return found
 
 
 def _placed(context: str, text: str, start: int | None) -> Answer | None:
     """The answer where it truly begins: at its offset, or the nearest to it; None if it is nowhere."""
-    places, place = [], context.find(text)
+    places, place = [], context.find(text) if text.strip() else -1
     while place >= 0:
         places.append(place)
         place = context.find(text, place + 1)
@@ -124,18 +115,15 @@ def _placed(context: str, text: str, start: int | None) -> Answer | None:
     return Answer(text, min(places, key=lambda found: abs(found - (start or 0))))
 
 
-def _notes(path: Path, moved: list[str], absent: list[str], without: list[str]) -> list[str]:
-    unit = "id" if extension(path) in UNITS else "line or id"
-    notes = skipped(path, "no answer", without, unit)
-    if absent:
-        notes.append(f"{_some(absent, 'question')} of {path.name} had an answer that is not in its context, left out.")
-    if moved:
-        notes.append(
-            f"{_some(moved, 'question')} of {path.name} had an answer beside its offset, moved to the nearest."
-        )
-    return notes
+def _problems(given: list[tuple[str, int | None]], placed: list[Answer | None]) -> Iterator[str]:
+    if not given:
+        yield "no answer and were left out"
+    if None in placed:
+        yield "an answer that is not in its context, which was left out"
+    if any(own and start not in (None, own.start) for (_, start), own in zip(given, placed, strict=True)):
+        yield "an answer beside its offset, which was moved to the nearest"
 
 
-def _some(ids: list[str], what: str) -> str:
+def _some(ids: list[str]) -> str:
     shown = ", ".join(ids[:5]) + (", ..." if len(ids) > 5 else "")
-    return f"{len(ids):,} {what}{'' if len(ids) == 1 else 's'} ({shown})"
+    return f"{len(ids):,} question{'' if len(ids) == 1 else 's'} ({shown})"

@@ -45,24 +45,26 @@ def looks_tagged(sample: Sequence[Row]) -> bool:
 
 def read(path: Path, columns: Columns) -> Table:
     """All sentences with a word in them; a tag that is missing is None."""
-    kept: list[tuple[int, tuple[str, ...], list[str | None]]] = []
-    empty, bare = [], 0
-    for line, values in rows(path):
-        words = words_of(path, line, columns.text, values.get(columns.text))
-        tags = values.get(columns.label or "")
-        if not isinstance(tags, list):
-            raise fault(path, line, f'column "{columns.label}" holds no list of tags.')
-        if len(tags) != len(words):
-            raise fault(path, line, f"{len(words)} words but {len(tags)} tags; every word needs one.")
-        clean = [_tag(path, tag) for tag in tags]
-        bare += clean.count(None)
-        kept.append((line, words, clean)) if words else empty.append(line)
-    notes = skipped(path, "no word", empty)
+    kept = [(line, *_tagged(path, line, values, columns)) for line, values in rows(path)]
+    notes = skipped(path, "no word", [line for line, words, _ in kept if not words])
+    bare = sum(tags.count(None) for _, _, tags in kept)
     if bare:
         notes.append(f"{bare:,} words of {path.name} have no tag; they are neither learnt from nor scored.")
     if bare == sum(len(words) for _, words, _ in kept):
         raise DataError(f'{path} has no tag in column "{columns.label}". {" ".join(notes)}')
-    return Table(path, [k[1] for k in kept], None, [k[2] for k in kept], [k[0] for k in kept], notes)
+    lines, texts, labels = zip(*(own for own in kept if own[1]), strict=True)
+    return Table(path, list(texts), None, list(labels), list(lines), notes)
+
+
+def _tagged(
+    path: Path, line: int, values: dict[str, object], columns: Columns
+) -> tuple[tuple[str, ...], list[str | None]]:
+    words, tags = words_of(path, line, columns.text, values.get(columns.text)), values.get(columns.label or "")
+    if not isinstance(tags, list):
+        raise fault(path, line, f'column "{columns.label}" holds no list of tags.')
+    if len(tags) != len(words):
+        raise fault(path, line, f"{len(words)} words but {len(tags)} tags; every word needs one.")
+    return words, [_tag(path, tag) for tag in tags]
 
 
 def stream(path: StrPath, columns: Columns) -> Iterator[tuple[int, tuple[str, ...], None]]:

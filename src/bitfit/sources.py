@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -186,8 +187,8 @@ def local(task: NamedTask, folder: StrPath | None = None) -> Place | None:
 
 
 def _splits_in(folder: Path, task: NamedTask) -> dict[str, Path]:
-    by_stem = data.by_stem(folder)
-    found = {split: data.one_of(by_stem, names) for split, names in task.splits.items()}
+    there = data.by_stem(folder)
+    found = {split: data.one_of(there, [name.lower() for name in names]) for split, names in task.splits.items()}
     return {split: file for split, file in found.items() if file is not None}
 
 
@@ -198,7 +199,7 @@ def find(task: NamedTask, folder: StrPath | None = None) -> Place:
         _fetch(task, cache())
         place = local(task, folder)
     if place is None:
-        raise DataError(f"{task.name}: the hub's {task.hub['id']} has no split that is known; {_local_way(task)}")
+        raise _nowhere(task, f"what is kept of it in {cache()} is no use; delete it")
     return place
 
 
@@ -222,8 +223,11 @@ def _entry(task: NamedTask, place: Place | None) -> dict[str, Any]:
 
 
 def _fetch(task: NamedTask, target: Path) -> None:
-    """Copy all splits from the hub into a folder of the cache, all or nothing."""
-    splits = _from_hub(task)
+    """Copy the task's splits from the hub into a folder of the cache, all or nothing."""
+    known = set(chain.from_iterable(task.splits.values()))
+    splits = {split: rows for split, rows in _from_hub(task).items() if split in known}
+    if not splits:
+        raise _nowhere(task, "the hub has no split that is known")
     target.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=target, prefix=f".{task.name}."))
     try:
@@ -260,12 +264,9 @@ def _from_hub(task: NamedTask) -> Mapping[str, Any]:
 
 
 def _nowhere(task: NamedTask, reason: str) -> DataError:
-    ways = f"{_local_way(task)}, or from the hub" + (f" ({task.hub['id']})" if task.hub else "")
-    return DataError(f"no data of {task.name}: {ways}: {reason}")
-
-
-def _local_way(task: NamedTask) -> str:
-    return f"put it at DIR/{task.name}/train.jsonl and dev.jsonl and pass --data DIR or set BITFIT_DATA=DIR"
+    here = f"put it at DIR/{task.name}/train.jsonl and dev.jsonl and pass --data DIR or set BITFIT_DATA=DIR"
+    hub = f" ({task.hub['id']})" if task.hub else ""
+    return DataError(f"no data of {task.name}: {here}, or from the hub{hub}: {reason}")
 
 
 def _plain_rows(split: Any) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ import transformers
 from torch import Tensor
 
 from . import __version__, sources, tensorfile
+from .anatomy import Anatomy
 from .bank import Bank, change_map, lane_of_delta, lane_to_train, outputs
 from .base import Base, load_base
 from .checkpoint import Store
@@ -461,9 +462,10 @@ def passes(job: Job, trials: list[Trial], lanes: int | None) -> list[list[Trial]
     groups: list[list[Trial]] = []
     last: tuple[object, ...] | None = None
     for trial in trials:
-        chosen = select(job.base.anatomy, trial.select, trial.seed)
+        sites = job.base.grown(trial.inject)
+        chosen = select(sites, trial.select, trial.seed)
         # A frozen layer of one lane is frozen in all lanes of a pass: else a lane would not equal its separate run.
-        like = trial.batch, trial.dropout, job.base.anatomy.layers_below(_differing(job, trial, chosen))
+        like = trial.batch, trial.dropout, sites.layers_below(_differing(sites, trial, chosen))
         room = 1 if chosen.matrix_share > SCATTERED else lanes or LANES
         if groups and like == last and len(groups[-1]) < room:
             groups[-1].append(trial)
@@ -473,14 +475,14 @@ def passes(job: Job, trials: list[Trial], lanes: int | None) -> list[list[Trial]
     return groups
 
 
-def _differing(job: Job, trial: Trial, chosen: Selection) -> set[str]:
+def _differing(sites: Anatomy, trial: Trial, chosen: Selection) -> set[str]:
     starts = [step.selection for step in parse_init(trial.init) if step.kind != "keep"]
-    return set(chosen.entries).union(*(select(job.base.anatomy, text, trial.seed).entries for text in starts))
+    return set(chosen.entries).union(*(select(sites, text, trial.seed).entries for text in starts))
 
 
 def run_pass(job: Job, trials: list[Trial], part: int, store: Store, watch: Watch, note: Note) -> list[Outcome]:
     """Train one group of trials as the lanes of one bank."""
-    model = Model(job.base, job.task.outputs, trials[0].pool)
+    model = Model(job.base, job.task.outputs, trials[0].pool, trials[0].inject)
     lanes = []
     for trial in trials:
         chosen = select(model.anatomy, trial.select, trial.seed)
@@ -500,7 +502,12 @@ def _remark(trial: Trial, chosen: Selection, model: Model, note: Note) -> None:
     for text in chosen.notes:
         note(text)
     if not chosen and trial.select.strip() != "none":
-        raise UsageError(f"--select {trial.select}: selects nothing of this base (bitfit count BASE shows what it has)")
+        hint = "its layers lack biases, and --inject gives them some" if model.base.slots else "see bitfit count BASE"
+        raise UsageError(f"--select {trial.select}: selects nothing of this base ({hint})")
+    if model.injected:
+        if not any(name in chosen for name in model.injected):
+            raise UsageError(f"--select {trial.select} trains none of the biases that --inject {trial.inject} adds")
+        note(f"--inject {trial.inject} gives {len(model.injected)} layers a bias that they lack, zero at first.")
     frozen = [name for name in model.head if trial.head == "frozen" or not name.endswith("bias")]
     if trial.head != "full" and frozen:
         note(f"--head {trial.head} leaves the head's random start frozen: {', '.join(frozen)}.")
@@ -534,6 +541,7 @@ def describe(job: Job, model: Model, runner: Runner, tensors: Tensors, scores: A
         "hub": job.base.hub,
         "fingerprint": job.base.fingerprint,
         "select": trial.select,
+        "inject": trial.inject,
         "head": trial.head,
         "init": trial.init,
         "pool": trial.pool,
@@ -549,7 +557,7 @@ def describe(job: Job, model: Model, runner: Runner, tensors: Tensors, scores: A
         "metrics": {name: {m: asdict(s) for m, s in table.items()} for name, table in scores.items()},
         "trial": {**asdict(trial), "best_step": runner.best_step, "train_rows": len(job.train.examples)},
         "trained": runner.bank.lanes[runner.k].trained,
-        "total": job.base.anatomy.total + sum(math.prod(shape) for shape in model.head.values()),
+        "total": job.base.grown(trial.inject).total + sum(math.prod(shape) for shape in model.head.values()),
         "change": change_map(model, tensors),
         "versions": {"bitfit": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
         "threads": torch.get_num_threads(),
