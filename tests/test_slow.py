@@ -119,4 +119,4 @@ def test_a_real_delta_is_served_folded_with_the_same_answers(tmp_path):
     served = MixedPredictor([delta], base)
     pairs = zip(served.answers((0, text) for text in texts), predict(delta, texts, base), strict=True)
     assert max(abs(a["scores"][label] - b["scores"][label]) for a, b in pairs for label in delta.labels) <= 1e-6
-    assert served._banks[0].values.nbytes < 80_000 < sum(array.nbytes for array in delta.tensors.values())
+    assert served.residents[0].bytes < 80_000 < sum(array.nbytes for array in delta.tensors.values())
