@@ -9,8 +9,9 @@ INSTALLED := $(VENV)/.installed
 demo: $(INSTALLED)
 	$(RUN)/bitfit demo
 
+# One process per core with one thread each: the models of the tests are too small to share.
 test: $(INSTALLED)
-	$(RUN)/python -m pytest
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2
 
 check: $(INSTALLED)
 	$(RUN)/ruff check .
@@ -21,12 +22,13 @@ slow: $(INSTALLED)
 	$(RUN)/python -m pytest -m slow --timeout 3600
 
 bench: $(INSTALLED)
+	$(RUN)/python -m pip install --quiet -e ".[bench]"
 	$(RUN)/python benchmarks/bench.py
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --upgrade pip
-	$(RUN)/python -m pip install --quiet -e ".[demo,dev]"
+	$(RUN)/python -m pip install --quiet -e ".[demo,serve,dev]"
 	touch $@
 
 clean:

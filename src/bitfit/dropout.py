@@ -37,10 +37,11 @@ class Draws:
     def __init__(self, tokens: Array, sites: int, device: torch.device) -> None:
         self._keys = _mix(tokens + (np.arange(sites, dtype=np.uint64) * _SITE)[:, None])
         self._device = device
+        self._hidden = self._tensor(self._keys.astype(np.uint32))
 
     def hidden(self, site: int) -> Tensor:
         """Keys [tokens, 1] for a mask over features."""
-        return self._tensor(self._keys[site].astype(np.uint32))[:, None]
+        return self._hidden[site][:, None]
 
     def attention(self, site: int, heads: int) -> Tensor:
         """Keys [tokens, heads] of the queries, for a mask over the positions they look at."""
@@ -75,33 +76,11 @@ class _Drop(torch.autograd.Function):
         return _masked(gradients[0], keys, ctx.p).mul_(1 / (1 - ctx.p)), None, None
 
 
-class _DropAdd(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, residual: Tensor, keys: Tensor, p: float) -> Tensor:
-        ctx.save_for_backward(keys)
-        ctx.p = p
-        return torch.add(residual, _masked(x, keys, p), alpha=1 / (1 - p))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
-        (keys,) = ctx.saved_tensors
-        gradient = gradients[0]
-        own = _masked(gradient, keys, ctx.p).mul_(1 / (1 - ctx.p)) if ctx.needs_input_grad[0] else None
-        return own, gradient, None, None
-
-
 def drop(x: Tensor, keys: Tensor | None, p: float) -> Tensor:
     """Dropout of `x` by the keys of its rows; without keys, `x` itself."""
     if keys is None or p == 0:
         return x
     return _Drop.apply(x, keys, p)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def drop_add(x: Tensor, residual: Tensor, keys: Tensor | None, p: float) -> Tensor:
-    """Dropout of `x` by the keys of its rows, then the residual added."""
-    if keys is None or p == 0:
-        return x + residual
-    return _DropAdd.apply(x, residual, keys, p)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Keyed(TorchFunctionMode):

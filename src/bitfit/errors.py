@@ -2,7 +2,8 @@
 
 BitfitError
 ├── UsageError (2)       a wrong option or value
-│   └── SelectionError   a selection that does not parse or names what the model lacks
+│   ├── SelectionError   a selection that does not parse or names what the model lacks
+│   └── StudyError       a study file that is not one, by file and key
 ├── DataError (3)        a file, a column, a row, a label
 ├── ModelError (4)       a base that cannot be found or loaded
 │   └── DeltaError       a delta that is damaged or belongs to another base
@@ -32,6 +33,10 @@ class UsageError(BitfitError):
 
 class SelectionError(UsageError):
     """A selection that does not parse or names what the model lacks."""
+
+
+class StudyError(UsageError):
+    """A study file that is not one, by file and key."""
 
 
 class DataError(BitfitError):

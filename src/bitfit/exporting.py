@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +15,54 @@ import numpy as np
 import torch
 import transformers
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from .anatomy import SWITCHES
 from .bank import lane_of_delta
 from .base import Base
 from .delta import HEAD, Delta, write_entries
 from .errors import DeltaError, UsageError
+from .folding import fold as folded
+from .injection import layer_of
 from .model import Model
 from .tasks import Task
 from .tensorfile import check_target
 
 HEAD_FILE = "head.safetensors"
+INJECTED_FILE = "injected.safetensors"
 TOKEN_CLASSES = {"tagging": "AutoModelForTokenClassification", "answering": "AutoModelForQuestionAnswering"}
 
 
-def export(delta: Delta, base: Base, folder: str | Path) -> Path:
-    """Write the merged model, its tokenizer and a card; all or nothing, and the base stays as it was."""
+@dataclass(frozen=True)
+class Grown:
+    """How an exported model holds biases that its base has no place for."""
+
+    names: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()  # settings of the configuration that make place for some of them
+    outside: tuple[str, ...] = ()  # those without a place, in a file of their own
+
+
+def export(delta: Delta, base: Base, folder: str | Path, fold: bool = False) -> Path:
+    """Write the merged model, its tokenizer and a card; all or nothing, and the base stays as it was.
+
+    With `fold` the biases that others can stand for are left as the base has them.
+    """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target}: already exists and is not empty; name another folder with --out")
     task = Task.of_delta(delta)
     model = Model(base, task.outputs, delta.meta["pool"])
     lane_of_delta(model, delta)  # the same checks as for wearing it
+    if fold:
+        delta = folded(delta, model)
     made = not target.exists()
     check_target(target / "README.md")
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        _save(delta, base, model, task, temporary)
+        grown = _save(delta, base, model, task, temporary)
         _tokenizer(base).save_pretrained(temporary)
-        (temporary / "README.md").write_text(card(delta, base, model, task), encoding="utf-8")
+        (temporary / "README.md").write_text(card(delta, base, model, task, grown), encoding="utf-8")
         temporary.chmod(0o755)
         target.rmdir()
         temporary.rename(target)
@@ -62,21 +84,22 @@ def _tokenizer(base: Base) -> Any:
     return tokenizer
 
 
-def _save(delta: Delta, base: Base, model: Model, task: Task, folder: Path) -> None:
+def _save(delta: Delta, base: Base, model: Model, task: Task, folder: Path) -> Grown:
     head = {name.removeprefix(HEAD): torch.from_numpy(np.array(v)) for name, v in delta.head.items()}
     head = _on_label_scale(head, task)
     whole = _whole(base, model, task)
-    encoder = base.encoder if whole is None else whole.base_model
+    made = copy.deepcopy(base.encoder) if whole is None else whole
+    encoder = made if whole is None else whole.base_model
     assert isinstance(encoder, nn.Module)
-    made = copy.deepcopy(encoder) if whole is None else whole
-    parameters = dict((made if whole is None else encoder).named_parameters())
+    grown, left = _make_places(made, encoder, {n: base.slots[n] for n in delta.entries if n in base.slots})
+    parameters = {**dict(encoder.named_parameters()), **left}
     with torch.no_grad():
         for name, (index, values) in delta.entries.items():
             if name in parameters:  # a class for tokens leaves a pooler out, which nothing of it would call
                 write_entries(parameters[name], index, values)
+    if left:
+        save_file(left, folder / INJECTED_FILE)
     if whole is None:
-        from safetensors.torch import save_file
-
         save_file(head, folder / HEAD_FILE)
     else:
         for name, value in _renamed(head, whole, task).items():
@@ -84,6 +107,32 @@ def _save(delta: Delta, base: Base, model: Model, task: Task, folder: Path) -> N
             whole.get_submodule(owner)._parameters[attribute] = nn.Parameter(value)
         _name_labels(whole.config, task)
     made.save_pretrained(folder)  # type: ignore[operator]
+    return grown
+
+
+def _make_places(whole: Any, encoder: nn.Module, biases: dict[str, tuple[int, ...]]) -> tuple[Grown, dict[str, Tensor]]:
+    """Give a model parameters for injected biases where its class can have them; the others are apart, all zeros."""
+    prefix = "" if encoder is whole else whole.base_model_prefix + "."
+    wanted = {prefix + name for name in biases}
+    switches = [name for name in SWITCHES if getattr(whole.config, name, None) is False]
+    switches = [name for name in switches if biases and wanted & _stock_shapes(whole, name).keys()]
+    own = dict(whole.named_parameters())
+    for name, shape in _stock_shapes(whole, *switches).items() if switches else ():
+        if name not in own:  # a setting makes place for more biases than were asked for: those stay zero
+            layer_of(whole, name).register_parameter("bias", nn.Parameter(torch.zeros(shape)))
+    for name in switches:
+        setattr(whole.config, name, True)
+    inside = dict(encoder.named_parameters())
+    left = {name: torch.zeros(shape) for name, shape in biases.items() if name not in inside}
+    return Grown(tuple(biases), tuple(switches), tuple(left)), left
+
+
+def _stock_shapes(whole: Any, *switches: str) -> dict[str, tuple[int, ...]]:
+    config = copy.deepcopy(whole.config)
+    for name in switches:
+        setattr(config, name, True)
+    with torch.device("meta"):
+        return {name: tuple(p.shape) for name, p in type(whole)(config).named_parameters()}
 
 
 def transformers_class(base: Base, model: Model, task: Task) -> str | None:
@@ -164,7 +213,7 @@ INTO = {
 }
 
 
-def card(delta: Delta, base: Base, model: Model, task: Task) -> str:
+def card(delta: Delta, base: Base, model: Model, task: Task, grown: Grown) -> str:
     """The model card: what it is, how it was made, how to use it."""
     meta = delta.meta
     main = meta["metrics"]["dev"][meta["metric"]]
@@ -178,26 +227,54 @@ def card(delta: Delta, base: Base, model: Model, task: Task) -> str:
 Selection `{_plain(meta["select"])}`, head `{meta["head"]}`: {what} were trained; everything else is the base's own.
 Dev {meta["metric"]} {main["value"]:.4f} (95% interval {main["low"]:.4f} to {main["high"]:.4f}).
 {windows if task.by_token else "Texts are cut"} at {meta["max_length"]} tokens.
-
+{_folded(delta)}{_architecture(grown)}
 ## Use
 
 ```python
-{_usage(delta, base, model, task)}```
+{_usage(delta, base, model, task, grown)}```
 """
 
 
-def _usage(delta: Delta, base: Base, model: Model, task: Task) -> str:
+def _folded(delta: Delta) -> str:
+    if not delta.meta.get("folded"):
+        return ""
+    differ = sum(values.size for _, values in delta.entries.values())
+    return f"Biases that others can stand for are folded into those; {differ:,} numbers of the encoder are its own.\n"
+
+
+def _architecture(grown: Grown) -> str:
+    """What a reader must know of a model that is not quite of its base's architecture."""
+    if not grown.names:
+        return ""
+    said = [f"Layers that have no bias in the base have one here: {_by_layer(grown.names)}."]
+    if grown.switches:
+        settings = ", ".join(f"`{name}`" for name in grown.switches)
+        said.append(f"config.json sets {settings} to true, so that the stock classes load them.")
+    if grown.outside:
+        said.append(
+            f"The stock classes have no place for {_by_layer(grown.outside)}: these are in `{INJECTED_FILE}`, and the "
+            "lines below add them. Loaded without those lines, this is another model, and a worse one."
+        )
+    return "\n## What differs from the base's architecture\n\n" + "\n".join(said) + "\n"
+
+
+def _by_layer(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names))
+
+
+def _usage(delta: Delta, base: Base, model: Model, task: Task, grown: Grown) -> str:
     name = transformers_class(base, model, task)
     byte_level = "ByteLevel" in base.tokenizer.backend_tokenizer.to_str()
     spaced = ", add_prefix_space=True" if task.form == "words" and byte_level else ""
-    load = "" if name else "from safetensors.torch import load_file\n"
+    load = "from safetensors.torch import load_file\n" if grown.outside or not name else ""
+    add = _ADD.format(file=INJECTED_FILE, encoder="model.base_model" if name else "model") if grown.outside else ""
     start = f"""import torch
 {load}from transformers import {name or "AutoModel"}, AutoTokenizer
 
 folder = "."
 tokenizer = AutoTokenizer.from_pretrained(folder{spaced})
 model = {name or "AutoModel"}.from_pretrained(folder, dtype=torch.float32).eval()
-batch = tokenizer({_inputs(delta, task)}, max_length={delta.meta["max_length"]}, return_tensors="pt")
+{add}batch = tokenizer({_inputs(delta, task)}, max_length={delta.meta["max_length"]}, return_tensors="pt")
 """
     if name == "AutoModelForQuestionAnswering":
         last = "output = model(**batch)\n    logits = torch.stack([output.start_logits, output.end_logits], -1)"
@@ -230,6 +307,12 @@ def _by_hand(task: Task) -> str:
         + """
     logits = states @ head["classifier.weight"].T + head["classifier.bias"]"""
     )
+
+
+_ADD = """for name, bias in load_file(folder + "/{file}").items():
+    layer = {encoder}.get_submodule(name.removesuffix(".bias"))
+    layer.register_forward_hook(lambda layer, inputs, output, bias=bias: output + bias)
+"""
 
 
 def _plain(text: str) -> str:

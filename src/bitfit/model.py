@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from .anatomy import PART, Anatomy
 from .base import Base, empty_model
 from .delta import HEAD
+from .injection import NONE, layer_of, put
 from .rows import Rows
 from .tensorfile import Array
 
@@ -53,9 +54,10 @@ class Model(nn.Module):
     the state of every token ("tokens"): then there is one row of outputs per token, the texts end to end.
     """
 
-    def __init__(self, base: Base, outputs: int, pool: str = "auto") -> None:
+    def __init__(self, base: Base, outputs: int, pool: str = "auto", inject: str = NONE) -> None:
         super().__init__()
         self.base = base
+        self._sites = base.anatomy if inject == NONE else base.grown(inject)
         self.pool = resolve_pool(base, pool)
         self.whole: nn.Module
         if self.pool != "cls":
@@ -67,8 +69,10 @@ class Model(nn.Module):
             setattr(self.whole, prefix, base.encoder)
             outside = {n: m for n, m in self.whole.named_modules() if n != prefix and not n.startswith(prefix + ".")}
         self.encoder = base.encoder
-        self.places = _places(dict(base.encoder.named_modules()))
-        self.places |= {HEAD + name: places for name, places in _places(outside).items()}
+        with base.lock:  # while no other thread has tensors of a lane standing there
+            self.places = _places(dict(base.encoder.named_modules()))
+            self.places |= {HEAD + name: places for name, places in _places(outside).items()}
+            self._originals = {name: found[0][0]._parameters[found[0][1]] for name, found in self.places.items()}
         self.eval()  # a new module is in training mode, and a head evaluated before its first step would drop out
 
     def forward(self, rows: Rows) -> Tensor:
@@ -100,17 +104,24 @@ class Model(nn.Module):
 
     @contextmanager
     def wearing(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Put tensors in the places of parameters, by name; afterwards all is as it was."""
+        """Put tensors in the places of parameters, by name; afterwards all is as it was. One thread at a time."""
         originals: list[tuple[nn.Module, str, nn.Parameter | None]] = []
-        try:
-            for name, tensor in tensors.items():
-                for module, attribute in self.places[name]:
-                    originals.append((module, attribute, module._parameters[attribute]))
-                    module._parameters[attribute] = tensor  # type: ignore[assignment]
-            yield
-        finally:
-            for module, attribute, parameter in reversed(originals):
-                module._parameters[attribute] = parameter
+        undo = []
+        with self.base.lock:
+            try:
+                for name, tensor in tensors.items():
+                    if name in self.base.slots:
+                        undo.append(put(layer_of(self.encoder, name), tensor))
+                        continue
+                    for module, attribute in self.places[name]:
+                        originals.append((module, attribute, module._parameters[attribute]))
+                        module._parameters[attribute] = tensor  # type: ignore[assignment]
+                yield
+            finally:
+                for module, attribute, parameter in reversed(originals):
+                    module._parameters[attribute] = parameter
+                for take_out in undo:
+                    take_out()
 
     def _batch(self, rows: Rows) -> dict[str, Tensor]:
         device = next(self.encoder.parameters()).device
@@ -123,10 +134,15 @@ class Model(nn.Module):
     @property
     def anatomy(self) -> Anatomy:
         """The sites that can be selected: a pooler that is never called is not among them."""
-        full = self.base.anatomy
+        full = self._sites
         if self.pool == "cls":
             return full
         return Anatomy(full.family, tuple(s for s in full.sites if PART[s.term] != "pooler"), full.layers)
+
+    @property
+    def injected(self) -> list[str]:
+        """The biases that the encoder's layers have not and that can be selected all the same."""
+        return [name for name in self._sites.shapes if name in self.base.slots]
 
     @property
     def head(self) -> dict[str, tuple[int, ...]]:
@@ -136,10 +152,11 @@ class Model(nn.Module):
         names = [name for name in self.places if name.startswith(HEAD)] + sorted(lacking)
         return {name: tuple(self.original(name).shape) for name in names}
 
-    def original(self, name: str) -> nn.Parameter:
-        """The base's own parameter (of the head: its empty placeholder)."""
-        module, attribute = self.places[name][0]
-        parameter = module._parameters[attribute]
+    def original(self, name: str) -> Tensor:
+        """The base's own parameter (of the head: its empty placeholder); zeros for an injected one."""
+        if name in self.base.slots:
+            return torch.zeros(self.base.slots[name], device=next(self.encoder.parameters()).device)
+        parameter = self._originals[name]
         assert parameter is not None
         return parameter
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .selection import Selection
     from .tasks import Task
 
+DROPOUTS = ("on", "off", "first-tenth")
 PROTOCOLS = ("published", "holdout")
 EVALUATIONS = {"published": 2, "holdout": 10}
 NARROW = 512  # up to this width the larger rates won on real tasks (LOG.md)
@@ -32,6 +33,7 @@ class Trial:
     """One training, with everything that decides its outcome except the data and the base."""
 
     select: str
+    inject: str
     head: str
     init: str
     pool: str
@@ -50,6 +52,7 @@ class Trial:
     protocol: str
     metric: str
     prefix_dropout: bool
+    dropout: str = "on"
 
 
 def _option(default: Any, text: str, read: Callable[[str], Any] = str, choices: Sequence[str] = ()) -> Any:
@@ -68,6 +71,7 @@ class Plan:
     """What a user asks of `train`: several rates, batch sizes or seeds make a grid of trials."""
 
     select: str = _option("bias", "what trains: bias, b_q + b_m2, bias@last4, random(all, 0.1%), all, none, ...")
+    inject: str = _option("none", "biases, zero at first, for layers that have none: b_v, b_q + b_v, bias, ...")
     head: str = _option("full", "what of the head trains", choices=HEADS)
     init: str = _option("keep", "start values: keep, zero(SELECTION) or reinit(SELECTION)")
     pool: str = _option("auto", "what the head sees; auto: what the base declares", choices=("auto", "cls", "mean"))
@@ -82,7 +86,9 @@ class Plan:
     weight_decay: float = _option(0.0, "of the trained entries only", float)
     clip: float = _option(1.0, "largest gradient norm; 0: none", float)
     max_length: int | None = _option(None, "tokens per text (128; 384 with a question)", int)
-    stride: int | None = _option(None, "tokens that two windows on a long sentence or context share (128)", int)
+    stride: int | None = _option(
+        None, "tokens that two windows on a long sentence or context share (a third of --max-length)", int
+    )
     train_size: Sequence[int] | int | None = _option(
         None, "train on this many rows, drawn evenly by class; several, comma-separated, are a sweep", _list_of(int)
     )
@@ -93,6 +99,7 @@ class Plan:
     data: str | None = _option(None, "folder of the named tasks' data: DATA/TASK/SPLIT.jsonl[.gz] ($BITFIT_DATA)")
     metric: str | None = _option(None, "what picks the best checkpoint and trial (accuracy; spearman for numbers)")
     prefix_dropout: bool = _option(False, "dropout below the lowest trained layer too; slower", bool)
+    dropout: str = _option("on", "first-tenth: only in the first tenth of each epoch", choices=DROPOUTS)
     task: str | None = _option(None, f"a named task, or a kind: {', '.join(get_args(Kind))} (what the data tells)")
     text: str | None = _option(None, "text column (found by itself)")
     text_pair: str | None = _option(None, "second text column; a question's context")
@@ -109,13 +116,14 @@ class Plan:
             allowed, value = entry.metadata["choices"], getattr(self, entry.name)
             if allowed and value not in allowed:
                 raise UsageError(f'--{entry.name}: no "{value}".{suggest(str(value), allowed)}')
-        for name in ("select", "init"):
+        for name in ("select", "inject", "init"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"{name} takes a text in the selection language, such as 'bias - b_q'")
         if self.evals_per_epoch is None:
             object.__setattr__(self, "evals_per_epoch", EVALUATIONS[self.protocol])
         kind_or_task(self.task)
         check(self.select)
+        check(self.inject)
         parse_init(self.init)
         self._convert(operator.index, "seed", "epochs", "evals_per_epoch", "batch", "max_length", "train_size")
         self._convert(operator.index, "stride", "data_seed", "lanes", "threads")
@@ -165,7 +173,7 @@ class Plan:
     def _rates(self, base: Base) -> tuple[float, ...]:
         from .selection import select
 
-        return default_rates(select(base.anatomy, self.select, several(self.seed)[0]), base.width)
+        return default_rates(select(base.grown(self.inject), self.select, several(self.seed)[0]), base.width)
 
 
 _SHARED = ({f.name for f in fields(Trial)} & {f.name for f in fields(Plan)}) - {"lr", "batch", "seed"}

@@ -139,11 +139,12 @@ def count_by_term(anatomy: Anatomy, selection: Selection) -> dict[str, int]:
         raise SelectionError("this selection belongs to another model: its parameters differ.")
     counts = dict.fromkeys(anatomy.terms, 0)
     for site in anatomy.sites:
-        counts[site.term] += _overlap(site, selection)
+        counts[site.term] += overlap(site, selection)
     return counts
 
 
-def _overlap(site: Site, selection: Selection) -> int:
+def overlap(site: Site, selection: Selection) -> int:
+    """How many entries of a site are selected."""
     if site.name not in selection:
         return 0
     held = selection.entries[site.name]
@@ -236,7 +237,7 @@ def _rowcol(anatomy: Anatomy, operand: Selection, asked: int, rng: np.random.Gen
 
 
 def _is_matrix_of(site: Site, operand: Selection) -> bool:
-    return len(site.shape) == 2 and site.size > 0 and _overlap(site, operand) == site.size
+    return len(site.shape) == 2 and site.size > 0 and overlap(site, operand) == site.size
 
 
 def _fitting(lengths: Indices, room: int) -> list[int]:

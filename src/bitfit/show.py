@@ -162,6 +162,7 @@ def delta(found: Any, count: int) -> None:
         "base": f"{meta['base']} ({meta['fingerprint'][:12]})",
         "task": f"{meta['task']}: {', '.join(meta['labels'])}" if meta["labels"] else meta["task"],
         "select": f"{meta['select']}, head {meta['head']}, pool {meta['pool']}, init {meta['init']}",
+        **({} if found.inject == "none" else {"inject": f"{found.inject}: biases for layers that have none"}),
         "trained": f"{meta['trained']:,} of {meta['total']:,}",
         "file": size(count),
         **{part: f"{meta['metric']} {percent(s['value'])}" for part, s in measured.items() if isinstance(s, dict)},

@@ -18,6 +18,7 @@ import transformers
 from torch import Tensor
 
 from . import __version__, sources, tensorfile
+from .anatomy import Anatomy
 from .bank import Bank, change_map, lane_of_delta, lane_to_train, outputs
 from .base import Base, load_base
 from .checkpoint import Store
@@ -82,7 +83,8 @@ class Job:
     def losses(self, runners: list[Runner], step: int) -> list[Tensor]:
         """Each lane's loss on its own batch of this step, under its own dropout stream."""
         chosen = {r.k: batch_rows(r.trial, step, len(self.train)) for r in runners}
-        streams = {r.k: stream(r.trial.seed, step) for r in runners}
+        dropping = drops_out(runners[0].trial, step, len(self.train))
+        streams = {r.k: stream(r.trial.seed, step) for r in runners} if dropping else None
         rows = {k: self.train.rows.take(numbers) for k, numbers in chosen.items()}
         bank = runners[0].bank
         logits = bank.logits(rows, streams)
@@ -213,6 +215,12 @@ def batch_rows(trial: Trial, step: int, rows: int) -> Array:
     """Which training rows a trial sees at a step (from 1): its own seeded order, anew each epoch."""
     epoch, place = divmod(step - 1, steps_per_epoch(trial, rows))
     return _order(trial.seed, epoch, rows)[place * trial.batch : (place + 1) * trial.batch]
+
+
+def drops_out(trial: Trial, step: int, rows: int) -> bool:
+    """Whether dropout is on at a step; what-to-freeze had it only up to the first of ten evaluations of each epoch."""
+    steps = steps_per_epoch(trial, rows)
+    return trial.dropout == "on" or (trial.dropout == "first-tenth" and (step - 1) % steps < max(1, round(steps / 10)))
 
 
 @lru_cache(maxsize=32)
@@ -452,11 +460,12 @@ def _read(source: str | Path, asked: Plan) -> tuple[Dataset, NamedTask | None]:
 def passes(job: Job, trials: list[Trial], lanes: int | None) -> list[list[Trial]]:
     """Which trials train together: a function of the trials alone. Who trains much of the matrices trains alone."""
     groups: list[list[Trial]] = []
-    last: tuple[int, int] | None = None
+    last: tuple[object, ...] | None = None
     for trial in trials:
-        chosen = select(job.base.anatomy, trial.select, trial.seed)
+        sites = job.base.grown(trial.inject)
+        chosen = select(sites, trial.select, trial.seed)
         # A frozen layer of one lane is frozen in all lanes of a pass: else a lane would not equal its separate run.
-        like = trial.batch, job.base.anatomy.layers_below(_differing(job, trial, chosen))
+        like = trial.batch, trial.dropout, sites.layers_below(_differing(sites, trial, chosen))
         room = 1 if chosen.matrix_share > SCATTERED else lanes or LANES
         if groups and like == last and len(groups[-1]) < room:
             groups[-1].append(trial)
@@ -466,14 +475,14 @@ def passes(job: Job, trials: list[Trial], lanes: int | None) -> list[list[Trial]
     return groups
 
 
-def _differing(job: Job, trial: Trial, chosen: Selection) -> set[str]:
+def _differing(sites: Anatomy, trial: Trial, chosen: Selection) -> set[str]:
     starts = [step.selection for step in parse_init(trial.init) if step.kind != "keep"]
-    return set(chosen.entries).union(*(select(job.base.anatomy, text, trial.seed).entries for text in starts))
+    return set(chosen.entries).union(*(select(sites, text, trial.seed).entries for text in starts))
 
 
 def run_pass(job: Job, trials: list[Trial], part: int, store: Store, watch: Watch, note: Note) -> list[Outcome]:
     """Train one group of trials as the lanes of one bank."""
-    model = Model(job.base, job.task.outputs, trials[0].pool)
+    model = Model(job.base, job.task.outputs, trials[0].pool, trials[0].inject)
     lanes = []
     for trial in trials:
         chosen = select(model.anatomy, trial.select, trial.seed)
@@ -493,7 +502,12 @@ def _remark(trial: Trial, chosen: Selection, model: Model, note: Note) -> None:
     for text in chosen.notes:
         note(text)
     if not chosen and trial.select.strip() != "none":
-        raise UsageError(f"--select {trial.select}: selects nothing of this base (bitfit count BASE shows what it has)")
+        hint = "its layers lack biases, and --inject gives them some" if model.base.slots else "see bitfit count BASE"
+        raise UsageError(f"--select {trial.select}: selects nothing of this base ({hint})")
+    if model.injected:
+        if not any(name in chosen for name in model.injected):
+            raise UsageError(f"--select {trial.select} trains none of the biases that --inject {trial.inject} adds")
+        note(f"--inject {trial.inject} gives {len(model.injected)} layers a bias that they lack, zero at first.")
     frozen = [name for name in model.head if trial.head == "frozen" or not name.endswith("bias")]
     if trial.head != "full" and frozen:
         note(f"--head {trial.head} leaves the head's random start frozen: {', '.join(frozen)}.")
@@ -527,6 +541,7 @@ def describe(job: Job, model: Model, runner: Runner, tensors: Tensors, scores: A
         "hub": job.base.hub,
         "fingerprint": job.base.fingerprint,
         "select": trial.select,
+        "inject": trial.inject,
         "head": trial.head,
         "init": trial.init,
         "pool": trial.pool,
@@ -542,7 +557,7 @@ def describe(job: Job, model: Model, runner: Runner, tensors: Tensors, scores: A
         "metrics": {name: {m: asdict(s) for m, s in table.items()} for name, table in scores.items()},
         "trial": {**asdict(trial), "best_step": runner.best_step, "train_rows": len(job.train.examples)},
         "trained": runner.bank.lanes[runner.k].trained,
-        "total": job.base.anatomy.total + sum(math.prod(shape) for shape in model.head.values()),
+        "total": job.base.grown(trial.inject).total + sum(math.prod(shape) for shape in model.head.values()),
         "change": change_map(model, tensors),
         "versions": {"bitfit": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
         "threads": torch.get_num_threads(),
@@ -555,12 +570,17 @@ def _best(job: Job, outcomes: list[Outcome]) -> Outcome:
         rates = ", ".join(f"{outcome.trial.lr:g}" for outcome in outcomes)
         raise Diverged(f"every trial diverged (rates {rates}): the loss was no number; try smaller --lr")
     best = max(done, key=lambda outcome: outcome.dev or 0.0)
+    return tested(job, best)
+
+
+def tested(job: Job, best: Outcome) -> Outcome:
+    """The outcome with its scores on the test part and on what other parts there are."""
+    if best.delta is None:
+        return best
     tests = {} if job.dataset.test is None else {"test": job.dataset.test}
-    return _tested(job, best, {**tests, **job.dataset.more})
-
-
-def _tested(job: Job, best: Outcome, tests: dict[str, Examples]) -> Outcome:
-    assert best.delta is not None
+    tests |= job.dataset.more
+    if not tests:
+        return best
     model = Model(job.base, job.task.outputs, best.trial.pool)
     bank = Bank(model, [lane_of_delta(model, best.delta)])
     scores = {name: job.scores(bank, 0, job.task.encode(job.encoder, test), test) for name, test in tests.items()}

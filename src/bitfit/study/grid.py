@@ -1,0 +1,231 @@
+"""Which trials a study consists of: a pure function of the study and of what the user changed. No torch, no numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .spec import Method, Study
+
+MISMATCHED = "mnli-mm"
+Suits = Callable[[Method], tuple[float, ...]]  # the rates that suit a method on the base at hand
+FLOPS = 45e9  # what one slow core sustains in a step (LOG.md): for estimates before anything was measured
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user changed of a study; None keeps the paper's."""
+
+    tasks: tuple[str, ...] | None = None
+    methods: tuple[str, ...] | None = None
+    seeds: int | None = None
+    epochs: int | None = None
+    train_size: int | None = None
+    dev_size: int | None = None
+    max_length: int | None = None
+    lr: tuple[float, ...] | str | None = None  # "paper", "auto" (what suits the base), or rates
+    batch: tuple[int, ...] | None = None
+    evals_per_epoch: int | None = None
+    search: str | None = None
+
+    def frame(self) -> dict[str, Any]:
+        """What decides how each cell is trained, as opposed to which cells there are."""
+        apart = {"tasks", "methods", "seeds", "lr", "batch", "search"}
+        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in apart}
+
+    def words(self) -> list[str]:
+        """The settings as options of the command line."""
+        shown = []
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name == "methods":
+                shown += [word for name in value or () for word in ("--method", name)]
+            elif value is not None:
+                text = ",".join(map(_plain, value)) if isinstance(value, tuple) else _plain(value)
+                shown += [f"--{entry.name.replace('_', '-')}", text]
+        return shown
+
+
+@dataclass(frozen=True)
+class Point:
+    """One trial of a study: where it stands in the grid."""
+
+    method: str
+    task: str
+    size: int | None
+    lr: float
+    batch: int
+    seed: int
+
+    @property
+    def cell(self) -> tuple[str, str, int | None]:
+        """What the points of one number in a table share."""
+        return self.method, self.task, self.size
+
+
+def methods(study: Study, settings: Settings) -> tuple[Method, ...]:
+    """The methods that are to be run."""
+    wanted = settings.methods
+    return study.methods if wanted is None else tuple(m for m in study.methods if m.name in wanted)
+
+
+def places(study: Study, settings: Settings) -> list[tuple[str, int | None]]:
+    """Tasks and training sizes, in the order they are run; mismatched MNLI is scored by the trials of mnli."""
+    tasks = [task for task in settings.tasks or study.tasks if task != MISMATCHED]
+    return [(task, size) for task in tasks for size in _sizes(study, settings, task)]
+
+
+def _sizes(study: Study, settings: Settings, task: str) -> list[int | None]:
+    most = settings.train_size
+    sizes = study.task_sizes(task)
+    if most is None:
+        return list(sizes)
+    kept = [size if size is not None and size <= most else most for size in sizes]
+    return list(dict.fromkeys(kept))
+
+
+def rates(study: Study, settings: Settings, method: Method, task: str, base: str, suits: Suits) -> tuple[float, ...]:
+    """The rates of a method: the paper's on the paper's bases, else those that suit the selection and the base."""
+    if isinstance(settings.lr, tuple):
+        return settings.lr
+    published = method.rates_by_task.get(task, method.rates)
+    other = settings.lr == "auto" or (settings.lr is None and base not in study.protocol.bases)
+    return suits(method) if other and not method.fixed else published
+
+
+def search(study: Study, settings: Settings, base: str, suits: Suits) -> list[Point]:
+    """The first stage: every rate and batch size, on the first seed or on all of them."""
+    points = []
+    for task, size in places(study, settings):
+        for method in methods(study, settings):
+            grid = [
+                (lr, batch)
+                for batch in settings.batch or study.protocol.batch
+                for lr in rates(study, settings, method, task, base, suits)
+            ]
+            whole = (settings.search or study.protocol.search) == "all" or len(grid) == 1
+            seeds = range(rounds(study, settings, task) if whole else 1)
+            points += [Point(method.name, task, size, lr, batch, seed) for lr, batch in grid for seed in seeds]
+    return points
+
+
+def repeat(study: Study, settings: Settings, scores: Mapping[Point, float | None]) -> list[Point]:
+    """The second stage: the other seeds of each cell, at the rate and batch size its first seed chose."""
+    points = []
+    for points_of in by_cell(scores).values():
+        best = choose({point: scores[point] for point in points_of})
+        if best is None:
+            continue
+        method, task, size = points_of[0].cell
+        done = {point.seed for point in points_of if (point.lr, point.batch) == best}
+        wanted = set(range(rounds(study, settings, task))) - done
+        points += [Point(method, task, size, *best, seed) for seed in sorted(wanted)]
+    return points
+
+
+def rounds(study: Study, settings: Settings, task: str) -> int:
+    """How many seeds a task gets."""
+    return settings.seeds or study.rounds(task)
+
+
+def by_cell(points: Iterable[Point]) -> dict[tuple[str, str, int | None], list[Point]]:
+    """Points by the cell they belong to, in order."""
+    cells: dict[tuple[str, str, int | None], list[Point]] = {}
+    for point in points:
+        cells.setdefault(point.cell, []).append(point)
+    return cells
+
+
+def choose(scores: Mapping[Point, float | None]) -> tuple[float, int] | None:
+    """The rate and batch size of a cell with the best mean score over the seeds that all of them have."""
+    known = {point: score for point, score in scores.items() if score is not None}
+    pairs = dict.fromkeys((point.lr, point.batch) for point in known)
+    if not pairs:
+        return None
+    own = {pair: {p.seed: s for p, s in known.items() if (p.lr, p.batch) == pair} for pair in pairs}
+    shared = set.intersection(*(set(seeds) for seeds in own.values()))
+
+    def mean(pair: tuple[float, int]) -> float:
+        values = [score for seed, score in own[pair].items() if seed in shared or not shared]
+        return sum(values) / len(values)
+
+    return max(pairs, key=mean)
+
+
+def differences(study: Study, settings: Settings, base: str) -> list[str]:
+    """What a run changes of the paper's protocol, one sentence each."""
+    protocol, changed = study.protocol, []
+    if base not in protocol.bases:
+        changed.append(f"The base is {base}, the paper's {protocol.model}.")
+    pairs: Sequence[tuple[str, Any, Any]] = (
+        ("tasks", settings.tasks, study.tasks),
+        ("epochs", settings.epochs, protocol.epochs),
+        ("batch sizes", settings.batch, protocol.batch),
+        ("evaluations per epoch", settings.evals_per_epoch, protocol.evals_per_epoch),
+        ("maximum length", settings.max_length, protocol.max_length),
+        ("rounds", settings.seeds, protocol.rounds),
+        ("rate search", settings.search, protocol.search),
+    )
+    for name, ours, theirs in pairs:
+        if ours is not None and ours != theirs:
+            changed.append(f"{name.capitalize()}: {_several(ours)} instead of {_several(theirs)}.")
+    if settings.train_size is not None:
+        changed.append(f"At most {settings.train_size:,} training rows.")
+    if settings.dev_size is not None:
+        changed.append(f"At most {settings.dev_size:,} rows of the dev and test parts are scored.")
+    if isinstance(settings.lr, tuple):
+        changed.append(f"Rates: {_several(settings.lr)} for every method.")
+    elif settings.lr == "auto" or (settings.lr is None and base not in protocol.bases):
+        changed.append("Rates suit the base and the selection instead of being the paper's.")
+    return changed
+
+
+def _several(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# ---- cost, before anything is loaded
+
+# Rows for training and evaluation, and mean tokens of a row, of the full data sets.
+DATA = {
+    "cola": (8551, 1043, 11), "sst2": (67349, 872, 13), "mrpc": (3668, 408, 53), "stsb": (5749, 1500, 31),
+    "qqp": (363846, 40430, 30), "mnli": (392702, 19647, 39), "qnli": (104743, 5463, 50),
+    "rte": (2490, 277, 64), "imdb": (25000, 25000, 230), "squad": (87599, 10570, 170), "ptb-pos": (39832, 1700, 30),
+    "trec": (5452, 500, 12), "rotten-tomatoes": (8530, 1066, 27), "ud-pos": (12544, 2001, 22),
+}  # fmt: skip
+# Parameters of the layers, which decide the work per token.
+LAYERS = {
+    "google-bert/bert-base-cased": 85e6, "google-bert/bert-base-uncased": 85e6, "google-bert/bert-large-cased": 302e6,
+    "FacebookAI/roberta-base": 85e6, "prajjwal1/bert-tiny": 0.4e6, "prajjwal1/bert-mini": 3.2e6,
+    "prajjwal1/bert-small": 12.6e6, "prajjwal1/bert-medium": 25.2e6, "all-MiniLM-L6-v2": 10.6e6,
+}  # fmt: skip
+
+
+def work(method: Method, layers: float, tokens: float, dev_tokens: float, epochs: int, evaluations: int) -> float:
+    """Floating-point operations of one trial: forward 2, gradient of inputs 2, of weights 2 per parameter and token."""
+    words = method.select.replace("(", " ").split()
+    if words == ["none"] and method.init == "keep":
+        return 2 * layers * (tokens + dev_tokens)  # the frozen encoder runs once
+    step = 6 if words[:1] == ["all"] else 4
+    return layers * (step * tokens * epochs + 2 * dev_tokens * epochs * evaluations)
+
+
+def estimate(study: Study) -> tuple[int, float]:
+    """Trials and seconds on one slow core of the whole study as the paper did it, from sizes alone."""
+    protocol, count, total = study.protocol, 0, 0.0
+    for task, size in places(study, Settings()):
+        train, dev, tokens = DATA.get(task, (5000, 1000, 40))
+        rows = min(size or train, train)
+        for method in study.methods:
+            tried = len(method.rates_by_task.get(task, method.rates)) * len(protocol.batch)
+            every = protocol.search == "all"
+            trials = tried * study.rounds(task) if every else tried + study.rounds(task) - 1
+            for base in protocol.bases:
+                spent = LAYERS.get(base, 85e6), rows * tokens, dev * tokens, protocol.epochs, protocol.evals_per_epoch
+                count, total = count + trials, total + trials * work(method, *spent)
+    return count, total / FLOPS

@@ -1,0 +1,200 @@
+"""Results as files: one per trial, named by what decides its outcome, written all or nothing. No torch.
+
+A finished pass is first written as one journal file in its own folder and then spread over the trials' files. A
+process killed in between leaves the journal, and the next one spreads it: never half a pass, never two results.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from .. import tensorfile
+from ..errors import DataError, UsageError
+from .grid import Point
+
+LOOP = 1  # raise it when a change of the training loop changes outcomes
+JOURNAL = "results.json"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one trial; `cost` is all that may differ between two runs of it."""
+
+    key: str
+    status: str  # done or diverged
+    base: str
+    task: str
+    metric: str
+    trial: Mapping[str, Any]
+    rows: Mapping[str, int]
+    majority: float
+    scores: Mapping[str, Mapping[str, list[float]]] = field(default_factory=dict)  # part -> metric -> value, low, high
+    trained: int = 0
+    total: int = 0
+    best_epoch: float = 0.0
+    change: Mapping[str, list[float | None]] = field(default_factory=dict)
+    loss: list[list[float]] = field(default_factory=list)  # epoch, training loss
+    evaluations: list[list[float]] = field(default_factory=list)  # epoch, dev loss, dev score
+    versions: Mapping[str, str] = field(default_factory=dict)
+    threads: int = 1
+    cost: Mapping[str, float] = field(default_factory=dict)  # seconds, memory in bytes
+
+    def score(self, part: str, metric: str | None = None) -> float | None:
+        """A score as a fraction of 1; None for a diverged trial."""
+        found = self.scores.get(part, {}).get(metric or self.metric)
+        return found[0] if found else None
+
+
+def key_of(trial: Mapping[str, Any], data: str, base: str) -> str:
+    """The name of a result: a digest of everything that decides the outcome."""
+    text = json.dumps({"trial": dict(trial), "data": data, "base": base, "loop": LOOP}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+class Results:
+    """A folder of results: trials/ holds one file per trial, STUDY/BASE.json says which of them are a study's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.trials = folder / "trials"
+
+    def has(self, key: str) -> bool:
+        """Whether a trial is done."""
+        return (self.trials / f"{key}.json").is_file()
+
+    def read(self, key: str) -> Result | None:
+        """The result of a trial, None if it is not done."""
+        path = self.trials / f"{key}.json"
+        return _result(_load(path), path) if path.is_file() else None
+
+    def pass_folder(self, study: str, base: str, keys: Iterable[str]) -> Path:
+        """Where one pass keeps its checkpoints while it is under way."""
+        name = hashlib.sha256(" ".join(keys).encode()).hexdigest()[:16]
+        return self.folder / "passes" / study / slug(base) / name
+
+    def commit(self, folder: Path, results: Iterable[Result]) -> None:
+        """Put the results of a finished pass in place."""
+        _dump(folder / JOURNAL, [asdict(result) for result in results])
+        self._spread(folder)
+
+    def replay(self) -> None:
+        """Finish what a killed process had begun to put in place."""
+        for journal in sorted(self.folder.glob(f"passes/*/*/*/{JOURNAL}")):
+            self._spread(journal.parent)
+
+    def _spread(self, folder: Path) -> None:
+        for table in _load(folder / JOURNAL):
+            _dump(self.trials / f"{table['key']}.json", table)
+        shutil.rmtree(folder, ignore_errors=True)
+        for empty in list(folder.parents)[:3]:
+            if empty != self.folder and empty.is_dir() and not any(empty.iterdir()):
+                empty.rmdir()
+
+    def write_manifest(self, study: str, base: str, manifest: Mapping[str, Any]) -> None:
+        """Say which trials are a study's on a base, and how it was run; other cells of a like run stay in it."""
+        path = self.folder / study / f"{slug(base)}.json"
+        _dump(path, joined(_load(path), manifest) if path.is_file() else manifest)
+
+    def manifests(self, study: str) -> list[dict[str, Any]]:
+        """What was run of a study, one entry per base."""
+        return [_load(path) for path in sorted((self.folder / study).glob("*.json"))]
+
+    def known(self) -> list[str]:
+        """The studies something was run of."""
+        apart = {"trials", "passes"}
+        return sorted({path.parent.name for path in self.folder.glob("*/*.json")} - apart)
+
+    @contextmanager
+    def locked(self, study: str) -> Iterator[None]:
+        """One run of a study at a time: two would share checkpoints."""
+        path = self.folder / study / ".lock"
+        tensorfile.check_target(path)
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UsageError(f"{study} is being run in {self.folder} by another process; wait for it") from error
+            yield
+
+
+def joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A manifest with the cells of an earlier one that it does not touch, if both were run alike on the same base."""
+    if old.get("frame") != new["frame"] or old.get("base") != new["base"]:
+        return new
+    touched = {point_of(table).cell for table in new["points"]}
+    kept = [table for table in old["points"] if point_of(table).cell not in touched]
+    if not kept:
+        return new
+    more = [command for command in old["commands"] if command not in new["commands"]]
+    changed = dict.fromkeys([*old["differences"], *new["differences"]])
+    return {
+        **new,
+        "points": [*kept, *new["points"]],
+        "audit": {**old["audit"], **new["audit"]},
+        "commands": [*more, *new["commands"]],
+        "differences": list(changed),
+    }
+
+
+def point_of(table: Mapping[str, Any]) -> Point:
+    """A manifest's entry as a point of the grid."""
+    return Point(**{entry.name: table[entry.name] for entry in fields(Point)})
+
+
+def slug(name: str) -> str:
+    """A name as a file name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "--", name).strip(".-") or "base"
+
+
+def _result(table: Any, path: Path) -> Result:
+    try:
+        return Result(**table)
+    except TypeError as error:
+        raise DataError(f"{path}: not a result of this bitfit ({error}); remove it and run the study again") from error
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as JSON ({error}); remove it and run the study again") from error
+
+
+def _dump(path: Path, value: Any) -> None:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    tensorfile.replace(path, (text + "\n").encode())
+
+
+def peak_memory() -> float:
+    """Most memory this process has held since `reset_peak`, in bytes; 0 where the system does not tell."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return float(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0.0
+
+
+def reset_peak() -> None:
+    """Begin to measure memory anew, where the system allows it."""
+    try:
+        descriptor = os.open("/proc/self/clear_refs", os.O_WRONLY)
+    except OSError:
+        return
+    try:
+        os.write(descriptor, b"5")
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,355 @@
+"""Studies: files that say what the papers say, grids that are pure, runs that do each trial exactly once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bitfit.errors import DataError, StudyError, UsageError
+from bitfit.study import grid, spec
+from bitfit.study.grid import Point, Settings
+from bitfit.study.store import Results, joined
+from conftest import make_folder
+from study_data import write_tasks
+
+STUDIES = {name: spec.load(name) for name in spec.names()}
+
+# Every table and figure of the four papers that a study must cover.
+COVERED = [
+    *(f"bitfit Table {n}" for n in (1, 2, 3, 5, 6)),
+    *(f"bitfit Figure {n}" for n in range(1, 7)),
+    *("bitfit tagging", "bitfit generalisation gap", "bitfit stability"),
+    *(f"what-to-freeze Table {n}" for n in ("I", "II", "III")),
+    *(f"what-to-freeze Figure {n}" for n in (1, 2, 3, 4, 5, 6, 7, 9, 10)),
+    *("what-to-freeze wish: InitBias on all GLUE tasks", "what-to-freeze wish: re-initialise some layers"),
+    *("what-to-freeze wish: re-initialise some terms", "what-to-freeze dropout mistake"),
+    *(f"bitfit-plus Figure {n}" for n in range(3, 16)),
+    *("bitfit-plus change against score", "bitfit-plus open question: every pair of bias terms"),
+    "bitfit-plus open question: every single bias term",
+    *(f"bert-tiny-imdb Table {n}" for n in (1, 2, 3)),
+    "bert-tiny-imdb gap against model size",
+]
+
+
+# ---- what the files say
+
+
+def test_every_table_and_figure_of_the_papers_is_covered_once():
+    covers = [what for study in STUDIES.values() for what in study.covers]
+    assert not set(COVERED) - set(covers)
+    assert len(covers) == len(set(covers))
+
+
+def test_a_study_is_named_as_its_file_and_its_figures_are_those_it_covers():
+    for name, study in STUDIES.items():
+        assert study.name == name
+        shown = {item.name for item in (*study.tables, *study.figures)}
+        wanted = {what.split(" ", 1)[1] for what in study.covers if what.split(" ")[1] in ("Table", "Figure")}
+        assert {what for what in wanted if not any(name.startswith(what) for name in shown)} == set(), name
+
+
+def test_all_25_claims_are_decided_and_say_the_same_everywhere():
+    texts: dict[str, set[str]] = {}
+    for study in STUDIES.values():
+        for claim in study.claims:
+            assert claim.parts, claim.id
+            texts.setdefault(claim.id, set()).add(claim.text)
+    assert set(texts) == {f"C{n}" for n in range(1, 26)}
+    assert all(len(said) == 1 for said in texts.values())
+
+
+@pytest.mark.parametrize(
+    ("study", "table", "label", "column", "value", "deviation"),
+    [
+        ("bitfit-table1", "Table 1", "(V) Diff-Prune", "cola", 58, None),
+        ("bitfit-table1", "Table 1", "(T) BitFit", "qqp", 70.5, None),
+        ("bitfit-table2", "Table 2", "Ro BitFit", "rte", 81.5, None),
+        ("bitfit-table3", "Table 3", "rand 100k", "mnli-mm", 78.6, None),
+        ("bitfit-rates", "Table 6", "BERT-large", "qnli", 7e-4, None),
+        ("bitfit-tagging", "PTB tagging", "Ro BitFit", "ptb-pos", 97.1, None),
+        ("freeze-table1", "Table I", "InitBias+BitFit 1e-3", "cola", 48.8, 14.0),
+        ("freeze-table1", "Table I", "LayerNorm 5e-4", "qnli", 88.0, 0.3),
+        ("freeze-low-data", "Table II", "BitFit 1e-3", "100", 11.9, 6.9),
+        ("freeze-low-data", "Table III", "LayerNorm 1e-3", "200", 55.0, 5.1),
+        ("plus-figure7", "Figure 7", "randbias", "average", 71.8, None),
+        ("plus-figure7", "Figure 3", "Rand row/col", "mrpc", 88.6, None),
+        ("tiny-imdb", "Table 3", "With BitFit", "trained", 3074, None),
+    ],
+)
+def test_published_numbers_are_the_papers(study, table, label, column, value, deviation):
+    found = next(t for t in STUDIES[study].tables if t.name == table)
+    row = next(r for r in found.rows if r.label == label)
+    number = row.values[found.columns.index(column)]
+    assert (number.value, number.deviation) == (value, deviation)
+
+
+def test_cells_the_text_does_not_give_are_empty():
+    figure = next(t for t in STUDIES["plus-figure7"].tables if t.name == "Figure 7")
+    assert next(r for r in figure.rows if r.label == "g_LN1").values[:3] == (None, None, None)
+    curves = STUDIES["bitfit-squad"].tables[0]
+    assert all(value is None for row in curves.rows for value in row.values)
+
+
+def test_published_averages_are_those_of_their_rows():
+    table = next(t for t in STUDIES["plus-figure7"].tables if t.name == "Figure 7")
+    for row in table.rows:
+        *tasks, average = row.values
+        if all(tasks):
+            assert average.value == pytest.approx(sum(n.value for n in tasks) / 3, abs=0.06), row.label
+
+
+MINIMAL = """
+name = "mine"
+title = "t"
+paper = "own"
+covers = []
+tasks = ["rte"]
+[protocol]
+model = "m"
+bases = ["b"]
+[[methods]]
+name = "BitFit"
+select = "bias"
+rates = [1e-3]
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (('select = "bias"', 'select = "bais"'), 'mine.toml: methods[1]: select = \'bais\':'),
+        (('rates = [1e-3]', 'rates = "1e-3"'), "mine.toml: methods[1]: rates = '1e-3': must be a list"),
+        (('rates = [1e-3]', 'rates = [1e-3]\nrats = 1'), 'methods[1]: no key "rats". Did you mean "rates"?'),
+        (('title = "t"\n', ""), 'mine.toml: the key "title" is missing'),
+        (('bases = ["b"]', 'bases = ["b"]\nepochs = 0'), "mine.toml: protocol: epochs = 0: must be a whole number"),
+        (('title = "t"', "title = t"), "mine.toml: not TOML"),
+        (('tasks = ["rte"]', 'tasks = ["rte", "rte"]'), 'mine.toml: tasks: "rte" stands twice'),
+        (('rates = [1e-3]', 'rates = [1e-3]\n[[claims]]\nid = "C1"\ntext = "t"\nparts = [{ test = "equal", a = "B" }]'),
+         'mine.toml: claim C1: no "B".'),
+    ],
+)  # fmt: skip
+def test_a_wrong_study_file_is_one_error_that_names_file_and_key(tmp_path, change, says):
+    path = tmp_path / "mine.toml"
+    path.write_text(MINIMAL.replace(*change))
+    with pytest.raises(StudyError) as error:
+        spec.load(str(path))
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_users_own_file_is_a_study_like_ours(tmp_path):
+    (tmp_path / "mine.toml").write_text(MINIMAL)
+    assert spec.load(str(tmp_path / "mine.toml")).methods[0].select == "bias"
+
+
+def test_an_unknown_study_suggests_the_right_one():
+    with pytest.raises(StudyError, match='Did you mean "bitfit-table3"'):
+        spec.load("bitfit-tabl3")
+
+
+# ---- the grid
+
+
+def suits(method):
+    """Rates that suit a base, made up."""
+    return (4e-4, 1e-3, 2e-3, 4e-3)
+
+
+def test_the_grid_is_a_pure_function_of_the_study():
+    study = STUDIES["freeze-low-data"]
+    once, again = (grid.search(study, Settings(), study.protocol.bases[0], suits) for _ in range(2))
+    assert once == again and len(once) == len(set(once)) == 10 * 2 * 6 * 7
+
+
+def test_rates_are_the_papers_on_the_papers_base_and_suit_any_other():
+    study = STUDIES["bitfit-table3"]
+    method = study.method("BitFit")
+    assert grid.rates(study, Settings(), method, "rte", "google-bert/bert-base-cased", suits) == method.rates
+    assert 4e-3 in grid.rates(study, Settings(), method, "rte", "all-MiniLM-L6-v2", suits)
+    assert grid.rates(study, Settings(lr=(1.0,)), method, "rte", "x", suits) == (1.0,)
+
+
+def test_a_train_size_caps_sizes_without_repeating_any():
+    study = STUDIES["freeze-low-data"]
+    assert [s for t, s in grid.places(study, Settings(train_size=1000)) if t == "rte"] == [1000, 500, 200, 100]
+
+
+def test_the_second_stage_takes_the_rate_its_first_seed_chose():
+    study = replace(STUDIES["bitfit-table3"], tasks=("rte",), methods=STUDIES["bitfit-table3"].methods[1:2])
+    first = grid.search(study, Settings(seeds=3), "x", suits)
+    scores = {point: (0.9 if point.lr == 2e-3 else 0.5) for point in first}
+    assert [(p.lr, p.seed) for p in grid.repeat(study, Settings(seeds=3), scores)] == [(2e-3, 1), (2e-3, 2)]
+
+
+def test_a_choice_compares_rates_on_the_seeds_they_share():
+    def at(lr, seed):
+        return Point("m", "t", None, lr, 8, seed)
+
+    scores = {at(1e-3, 0): 0.8, at(4e-3, 0): 0.7, at(1e-3, 1): 0.1, at(1e-3, 2): 0.1}
+    assert grid.choose(scores) == (1e-3, 8)
+    assert grid.choose({at(1e-3, 0): None}) is None
+
+
+def test_what_was_changed_of_the_protocol_is_said():
+    said = grid.differences(STUDIES["bitfit-table3"], Settings(epochs=2, train_size=500), "all-MiniLM-L6-v2")
+    assert any("The base is all-MiniLM-L6-v2" in text for text in said)
+    assert "Epochs: 2 instead of 20." in said and "At most 500 training rows." in said
+
+
+# ---- running
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A tiny base that pools by mean, and data for every task."""
+    folder = make_folder(tmp_path_factory.mktemp("tiny"), "bert")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    data = write_tasks(tmp_path_factory.mktemp("data"), ("rte", "sst2", "imdb"), rows=24)
+    return str(folder), str(data)
+
+
+def campaign(tiny, results, **changes):
+    from bitfit.study.runner import Campaign
+
+    study = replace(STUDIES["bitfit-table3"], tasks=("sst2", "rte"))
+    settings = {"epochs": 1, "seeds": 2, "methods": ("BitFit", "Frozen"), "lr": (1e-2, 1e-3), **changes}
+    return Campaign(study, tiny[0], Settings(**settings), tiny[1], Results(Path(results)), threads=1)
+
+
+def run(tiny, results, **changes):
+    from bitfit.study.runner import local
+    from bitfit.study.runner import run as go
+
+    return go(campaign(tiny, results, **changes), local, ["bitfit"], lambda _: None, lambda *_: None)
+
+
+def outcomes(folder):
+    """Every result by name, without what it cost."""
+    found = {path.name: json.loads(path.read_text()) for path in (Path(folder) / "trials").glob("*.json")}
+    return {name: {k: v for k, v in table.items() if k != "cost"} for name, table in found.items()}
+
+
+def test_a_run_makes_one_result_per_trial_and_a_rerun_none(tiny, tmp_path):
+    assert run(tiny, tmp_path) == 2 * 2 * (2 + 1)
+    assert len(outcomes(tmp_path)) == 12
+    assert run(tiny, tmp_path) == 0
+    assert not (tmp_path / "passes").exists()
+
+
+def test_extending_a_study_trains_only_what_is_new(tiny, tmp_path):
+    run(tiny, tmp_path, tasks=("sst2",), methods=("Frozen",))
+    before = outcomes(tmp_path)
+    assert run(tiny, tmp_path, tasks=("sst2",), methods=("Frozen",), seeds=3) == 1
+    assert before.items() <= outcomes(tmp_path).items()
+    run(tiny, tmp_path, tasks=("rte",), methods=("Frozen",))
+    (manifest,) = Results(tmp_path).manifests("bitfit-table3")
+    assert {point["task"] for point in manifest["points"]} == {"sst2", "rte"}
+
+
+def test_a_run_under_other_conditions_replaces_the_manifest_but_no_result():
+    point = {"method": "m", "task": "t", "size": None, "lr": 1.0, "batch": 8, "seed": 0, "key": "k"}
+    old = {"frame": {"epochs": 1}, "base": "b", "points": [point]}
+    new = {"frame": {"epochs": 2}, "base": "b", "points": []}
+    assert joined(old, new) == new
+
+
+def test_a_stop_at_any_moment_ends_with_the_same_results(tiny, tmp_path):
+    """Stopped at every step of every pass in turn, in process; the slow tests kill the process."""
+    from bitfit.errors import Interrupted
+    from bitfit.study import runner
+
+    run(tiny, tmp_path / "whole", tasks=("sst2",))
+    steps, stops = 0, 0
+
+    def stopping(works, progress):
+        yield from ((work, runner.perform(work, partial(stop_sometimes, work))) for work in works)
+
+    def stop_sometimes(work, *_):
+        nonlocal steps
+        steps += 1
+        if steps % 4 == 0:
+            runner.open_job(work.opening)[0].stop.requested = True
+
+    while True:
+        try:
+            runner.run(
+                campaign(tiny, tmp_path / "cut", tasks=("sst2",)), stopping, ["x"], lambda _: None, lambda *_: None
+            )
+            break
+        except Interrupted:
+            stops += 1
+    assert stops > 2
+    assert outcomes(tmp_path / "cut") == outcomes(tmp_path / "whole")
+
+
+def test_a_kill_while_results_are_written_leaves_none_half_done(tiny, tmp_path, monkeypatch):
+    store = Results(tmp_path)
+    run(tiny, tmp_path, tasks=("sst2",), methods=("Frozen",))
+    whole = outcomes(tmp_path)
+    results = [store.read(path.stem) for path in sorted(store.trials.glob("*.json"))]
+    journal = tmp_path / "passes" / "s" / "b" / "k" / "results.json"
+    journal.parent.mkdir(parents=True)
+    journal.write_text(json.dumps([asdict(result) for result in results]))
+    for path in list(store.trials.glob("*.json"))[1:]:
+        path.unlink()
+    store.replay()
+    assert outcomes(tmp_path) == whole and not (tmp_path / "passes").exists()
+
+
+def test_a_diverged_trial_is_a_result_marked_so(tiny, tmp_path):
+    run(tiny, tmp_path, tasks=("sst2",), methods=("BitFit",), lr=(1e30,), seeds=1)
+    (result,) = outcomes(tmp_path).values()
+    assert result["status"] == "diverged" and result["scores"] == {}
+    assert run(tiny, tmp_path, tasks=("sst2",), methods=("BitFit",), lr=(1e30,), seeds=1) == 0
+
+
+def test_a_task_without_data_is_left_out_and_said(tiny, tmp_path):
+    from bitfit.study.runner import dry_run
+
+    found = campaign(tiny, tmp_path, tasks=("sst2", "cola"))
+    assert dry_run(found) and set(found.skipped) == {"cola"}
+    with pytest.raises(DataError, match="cola"):
+        dry_run(campaign(tiny, tmp_path, tasks=("cola",)))
+
+
+def test_two_runs_of_a_study_at_once_are_refused(tiny, tmp_path):
+    store = Results(tmp_path)
+    with store.locked("bitfit-table3"), pytest.raises(UsageError, match="by another process"):
+        run(tiny, tmp_path)
+
+
+def test_dropout_can_be_off_or_on_in_the_first_tenth_only():
+    from bitfit.plan import Plan
+    from bitfit.training import drops_out
+
+    trial = type("T", (), {"batch": 1, "dropout": "first-tenth"})()
+    assert [step for step in range(1, 41) if drops_out(trial, step, 20)] == [1, 2, 21, 22]
+    trial.dropout = "off"
+    assert not drops_out(trial, 1, 20)
+    with pytest.raises(UsageError, match="dropout"):
+        Plan(dropout="sometimes")
+
+
+def test_dropout_decides_the_outcome(tiny, tmp_path):
+    from bitfit import train
+
+    data = Path(tiny[1]) / "sst2"
+    on, off, tenth = (
+        train(data, tiny[0], lr=1e-2, epochs=2, dropout=kind).trials[0].history for kind in ("on", "off", "first-tenth")
+    )
+    assert len({json.dumps(history) for history in (on, off, tenth)}) == 3
+
+
+def test_the_demo_ends_with_a_page_of_its_own(tiny, tmp_path):
+    from bitfit import load_base, train
+    from bitfit.demo import STUDY, write_page
+
+    study, base = spec.read(STUDY), load_base(tiny[0])
+    data = Path(tiny[1]) / "sst2"
+    runs = [(train(data, base, select=m.select, lr=1e-2, epochs=1), 1.0) for m in study.methods]
+    text = write_page(study, base, runs, tmp_path).read_text()
+    assert "Three ways to train" in text and "<svg" in text and "Nothing to draw yet" not in text
