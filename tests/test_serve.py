@@ -634,7 +634,7 @@ def test_a_host_out_of_reach_of_others_needs_no_token_any_other_does(monkeypatch
     [
         (["{tmp}/none"], "no such folder"),
         (["{tmp}", "--host", "0.0.0.0"], "BITFIT_TOKEN"),
-        (["{tmp}", "--host", "not a host"], "cannot listen"),
+        (["{tmp}", "--port", "99999"], "cannot listen"),
         (["{tmp}", "--queue", "-1"], "--queue"),
     ],
 )

@@ -58,8 +58,8 @@ def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens) ->
     tokens.check(settings)
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; make it, or name a folder of deltas")
-    write_to_stderr(settings.log)
     with _listen(settings) as listening:
+        write_to_stderr(settings.log)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the model threads have the cores
         sys.setswitchinterval(0.0005)  # a thread that reads a file must not wait 5 ms for each of its small steps
         import torch
