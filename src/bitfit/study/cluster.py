@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,16 +11,26 @@ from .runner import Engine, Pass, Progress, perform
 from .store import Result
 
 RETRIES = 5
+# Read when ray is imported: without clusters Ray listens on the loopback address only, on any system. (An address of
+# 127.0.0.1 given to ray.init is replaced by one that other machines reach.)
+LOOPBACK = "127.0.0.1"
+CLUSTER = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def ray_engine(address: str | None = None, workers: int | None = None) -> Engine:
     """An engine on a Ray cluster, or on a Ray of its own on this machine: loopback, no dashboard."""
+    if address is None:
+        os.environ.setdefault(CLUSTER, "0")
     try:
         import ray
     except ImportError as error:
         raise UsageError('--engine ray needs Ray: pip install "bitfit[ray]"') from error
     if not ray.is_initialized():
         _connect(ray, address, workers)
+    if address is None and ray.util.get_node_ip_address() != LOOPBACK:
+        raise UsageError(
+            "Ray was imported before and listens beyond this machine; start the study in a process of its own"
+        )
 
     def engine(works: Sequence[Pass], progress: Progress) -> Iterator[tuple[Pass, list[Result]]]:
         # A task that loses its worker is run again by Ray, and then goes on from the pass's last checkpoint.
@@ -51,10 +62,4 @@ def _connect(ray: Any, address: str | None, workers: int | None) -> None:
     if address is not None:
         ray.init(address=address, **quiet)
         return
-    ray.init(
-        address="local",
-        num_cpus=workers,
-        include_dashboard=False,
-        _node_ip_address="127.0.0.1",
-        **quiet,
-    )
+    ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)
