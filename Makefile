@@ -28,7 +28,7 @@ bench: $(INSTALLED)
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --upgrade pip
-	$(RUN)/python -m pip install --quiet -e ".[demo,dev]"
+	$(RUN)/python -m pip install --quiet -e ".[demo,serve,dev]"
 	touch $@
 
 clean:

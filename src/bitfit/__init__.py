@@ -25,6 +25,7 @@ _HOMES = {
     "Bank": "bank",
     "Model": "model",
     "Task": "tasks",
+    "Client": "serve.client",
 }
 __all__ = ["__version__", *sorted(_HOMES)]
 

@@ -132,7 +132,13 @@ class Bank:
     lanes it names, not on how many there are.
     """
 
-    def __init__(self, models: Model | Sequence[Model], lanes: Sequence[Lane], prefix_dropout: bool = True) -> None:
+    def __init__(
+        self,
+        models: Model | Sequence[Model],
+        lanes: Sequence[Lane],
+        prefix_dropout: bool = True,
+        packed: Packed | None = None,
+    ) -> None:
         self.models = [models] * len(lanes) if isinstance(models, Model) else list(models)
         self.model = self.models[0]
         if len(self.models) != len(lanes) or any(model.base is not self.model.base for model in self.models):
@@ -145,7 +151,7 @@ class Bank:
         self.lanes = _settled(lanes, device)
         self._leaves: dict[tuple[int, int], Tensor] = {}
         self._anchor = torch.zeros(0, requires_grad=True)
-        self._packed = Packed(self.model) if Packed.supports(self.model) else None
+        self._packed = packed or (Packed(self.model) if Packed.supports(self.model) else None)
         known: dict[Form, Form] = {}
         inner = self._packed.inner if self._packed else ()
         forms = (Form.of(lane, inner) for lane in lanes)

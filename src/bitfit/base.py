@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class Base:
     pooling: str  # what the base declares: "mean" for sentence-transformers models, else "cls"
     hub: bool = False  # whether its name is a hub id
     worn: list[str] = field(default_factory=list)  # who wrote values into the encoder and has not undone it
+    lock: Any = field(default_factory=RLock, repr=False)  # held while tensors stand in the places of the base's
 
     def require_clean(self) -> None:
         """Refuse while a delta is applied: the weights are then not those of the fingerprint."""

@@ -19,6 +19,7 @@ from . import __version__
 from .anatomy import HEADS
 from .errors import BitfitError, UsageError
 from .plan import Plan
+from .serve.settings import Settings, Tokens
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
 
     def command(run: Any, text: str) -> argparse.ArgumentParser:
         made: argparse.ArgumentParser = commands.add_parser(
-            run.__name__, help=text, description=text, allow_abbrev=False
+            run.__name__.replace("_", "-"), help=text, description=text, allow_abbrev=False
         )
         made.set_defaults(run=run)
         return made
@@ -105,6 +106,25 @@ def parser() -> argparse.ArgumentParser:
     from .study.options import add_options
 
     add_options(it)
+
+    it = command(serve, "serve a folder of deltas over HTTP (tokens: BITFIT_TOKEN, BITFIT_CHANGE_TOKEN or ..._FILE)")
+    it.add_argument("folder", metavar="DIR", type=Path, help="the folder; NAME.safetensors is the task NAME")
+    _add_base(it)
+    for entry in fields(Settings):
+        text = f"{entry.metadata['help']} (%(default)s)"
+        it.add_argument(f"--{entry.name.replace('_', '-')}", type=type(entry.default), default=entry.default, help=text)
+
+    it = command(bench_serve, "put load on a service and show its throughput and a histogram of its latency")
+    it.add_argument("url", metavar="URL", help="where it listens (token: BITFIT_TOKEN)")
+    it.add_argument(
+        "--clients", type=int, default=64, help="connections that ask, each one thing at a time (%(default)s)"
+    )
+    it.add_argument("--texts", type=int, default=1, help="texts of a request (%(default)s)")
+    it.add_argument("--seconds", type=float, default=10.0, help="how long (%(default)s)")
+    it.add_argument("--rate", type=float, help="requests a second over all clients (as fast as answers come)")
+    it.add_argument("--file", type=Path, help="a data file with a text column (a few made-up sentences)")
+    _add_columns(it, "text")
+    _add_json(it)
 
     it = command(tasks, "list the named tasks and where their data was found")
     _add_data(it)
@@ -391,6 +411,29 @@ def study(args: argparse.Namespace) -> None:
     answer = act(args)
     if answer is not None:
         _print_json(answer)
+
+
+def serve(args: argparse.Namespace) -> None:
+    settings = Settings(**{entry.name: getattr(args, entry.name) for entry in fields(Settings)})
+    tokens = Tokens.of_environment()
+    tokens.check(settings)
+    try:
+        from .serve.run import serve as run
+    except ModuleNotFoundError as error:
+        raise UsageError(f'serving needs {error.name}: pip install "bitfit[serve]"') from error
+
+    run(args.folder, args.base, settings, tokens)
+
+
+def bench_serve(args: argparse.Namespace) -> None:
+    from .serve.load import Load, measure, read_texts
+
+    load = Load(args.url, args.clients, args.texts, args.seconds, args.rate)
+    found = measure(load, read_texts(args.file, args.text))
+    if args.json:
+        _print_json(found.json())
+    else:
+        print(found.table())
 
 
 def tasks(args: argparse.Namespace) -> None:

@@ -54,17 +54,21 @@ class Encoder:
     def __init__(
         self, base: Base, max_length: int | None = None, stride: int | None = None, default: int = DEFAULT_LENGTH
     ) -> None:
-        if max_length is not None and not 3 <= max_length <= base.max_length:
-            raise UsageError(f"--max-length {max_length}: {base.name} takes 3 to {base.max_length} tokens")
-        self.max_length = max_length or min(default, base.max_length)
-        self.stride = self.max_length // 3 if stride is None else stride
-        if not 0 <= self.stride <= self.max_length // 2:
-            raise UsageError(f"--stride {stride}: windows of {self.max_length} tokens can share 0 to half of them")
+        self._base = base
         self._rules = json.loads(base.tokenizer.backend_tokenizer.to_str())
         self._tokenizer = self._copy()
-        self._tokenizer.enable_truncation(self.max_length)
+        self.cut_at(min(default, base.max_length) if max_length is None else max_length, stride)
         self._filler = int(base.tokenizer.pad_token_id)  # an empty text under a tokenizer without special tokens
         self._unknown = base.tokenizer.unk_token
+
+    def cut_at(self, max_length: int, stride: int | None = None) -> None:
+        """Read with another maximum length, and other overlaps of windows, from now on."""
+        if not 3 <= max_length <= self._base.max_length:
+            raise UsageError(f"--max-length {max_length}: {self._base.name} takes 3 to {self._base.max_length} tokens")
+        self.max_length, self.stride = max_length, max_length // 3 if stride is None else stride
+        if not 0 <= self.stride <= max_length // 2:
+            raise UsageError(f"--stride {stride}: windows of {max_length} tokens can share 0 to half of them")
+        self._tokenizer.enable_truncation(max_length)
 
     def _copy(self) -> Any:
         # A copy, because padding and truncation are set on the object and the base's own must not change.
@@ -116,13 +120,13 @@ class Encoder:
             tokenizer = Tokenizer.from_str(json.dumps({**self._rules, "pre_tokenizer": rules}))
             tokenizer.no_padding()
             tokenizer.no_truncation()
-        room = self.max_length - tokenizer.num_special_tokens_to_add(False)
-        tokenizer.enable_truncation(self.max_length, stride=min(self.stride, room // 2))
         return tokenizer
 
     def _words(self, examples: Examples, before: int) -> Encoded:
         tokenizer = self._word_tokenizer
-        step = self.max_length - tokenizer.num_special_tokens_to_add(False) - tokenizer.truncation["stride"]
+        room = self.max_length - tokenizer.num_special_tokens_to_add(False)
+        tokenizer.enable_truncation(self.max_length, stride=min(self.stride, room // 2))
+        step = room - min(self.stride, room // 2)
         encodings = tokenizer.encode_batch([list(words) for words in examples.texts], is_pretokenized=True)
         windows, owner, marks = [], [], []
         for number, (words, encoding) in enumerate(zip(examples.texts, encodings, strict=True)):
@@ -149,16 +153,19 @@ class Encoder:
     # ---- windows: a question with a part of its context that fits
 
     @cached_property
+    def _whole_tokenizer(self) -> Any:
+        return self._copy()
+
+    @cached_property
     def _pair_tokenizer(self) -> Any:
-        tokenizer = self._copy()
-        tokenizer.enable_truncation(self.max_length, stride=self.stride, strategy="only_second")
-        return tokenizer
+        return self._copy()
 
     def _windows(self, examples: Examples, before: int) -> Encoded:
         room = self.max_length - self._tokenizer.num_special_tokens_to_add(True) - self.stride
         if room < 2:
             raise UsageError(f"--max-length {self.max_length}: too short for a question and a part of its context")
         asked = self._question(examples.texts, room // 2)
+        self._pair_tokenizer.enable_truncation(self.max_length, stride=self.stride, strategy="only_second")
         encodings = self._pair_tokenizer.encode_batch(list(zip(asked, examples.pairs or [], strict=True)))
         windows = [[encoding, *encoding.overflowing] for encoding in encodings]
         flat = list(chain.from_iterable(windows))
@@ -170,8 +177,7 @@ class Encoder:
 
     def _question(self, questions: Sequence[str], room: int) -> list[str]:
         """The questions, each cut to so many tokens."""
-        plain = self._copy()
-        encodings = plain.encode_batch(list(questions), add_special_tokens=False)
+        encodings = self._whole_tokenizer.encode_batch(list(questions), add_special_tokens=False)
         return [
             text if len(encoding.ids) <= room else text[: encoding.offsets[room - 1][1]]
             for text, encoding in zip(questions, encodings, strict=True)

@@ -69,8 +69,10 @@ class Model(nn.Module):
             setattr(self.whole, prefix, base.encoder)
             outside = {n: m for n, m in self.whole.named_modules() if n != prefix and not n.startswith(prefix + ".")}
         self.encoder = base.encoder
-        self.places = _places(dict(base.encoder.named_modules()))
-        self.places |= {HEAD + name: places for name, places in _places(outside).items()}
+        with base.lock:  # while no other thread has tensors of a lane standing there
+            self.places = _places(dict(base.encoder.named_modules()))
+            self.places |= {HEAD + name: places for name, places in _places(outside).items()}
+            self._originals = {name: found[0][0]._parameters[found[0][1]] for name, found in self.places.items()}
         self.eval()  # a new module is in training mode, and a head evaluated before its first step would drop out
 
     def forward(self, rows: Rows) -> Tensor:
@@ -102,23 +104,24 @@ class Model(nn.Module):
 
     @contextmanager
     def wearing(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Put tensors in the places of parameters, by name; afterwards all is as it was."""
+        """Put tensors in the places of parameters, by name; afterwards all is as it was. One thread at a time."""
         originals: list[tuple[nn.Module, str, nn.Parameter | None]] = []
         undo = []
-        try:
-            for name, tensor in tensors.items():
-                if name in self.base.slots:
-                    undo.append(put(layer_of(self.encoder, name), tensor))
-                    continue
-                for module, attribute in self.places[name]:
-                    originals.append((module, attribute, module._parameters[attribute]))
-                    module._parameters[attribute] = tensor  # type: ignore[assignment]
-            yield
-        finally:
-            for module, attribute, parameter in reversed(originals):
-                module._parameters[attribute] = parameter
-            for take_out in undo:
-                take_out()
+        with self.base.lock:
+            try:
+                for name, tensor in tensors.items():
+                    if name in self.base.slots:
+                        undo.append(put(layer_of(self.encoder, name), tensor))
+                        continue
+                    for module, attribute in self.places[name]:
+                        originals.append((module, attribute, module._parameters[attribute]))
+                        module._parameters[attribute] = tensor  # type: ignore[assignment]
+                yield
+            finally:
+                for module, attribute, parameter in reversed(originals):
+                    module._parameters[attribute] = parameter
+                for take_out in undo:
+                    take_out()
 
     def _batch(self, rows: Rows) -> dict[str, Tensor]:
         device = next(self.encoder.parameters()).device
@@ -153,8 +156,7 @@ class Model(nn.Module):
         """The base's own parameter (of the head: its empty placeholder); zeros for an injected one."""
         if name in self.base.slots:
             return torch.zeros(self.base.slots[name], device=next(self.encoder.parameters()).device)
-        module, attribute = self.places[name][0]
-        parameter = module._parameters[attribute]
+        parameter = self._originals[name]
         assert parameter is not None
         return parameter
 

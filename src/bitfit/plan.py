@@ -86,7 +86,9 @@ class Plan:
     weight_decay: float = _option(0.0, "of the trained entries only", float)
     clip: float = _option(1.0, "largest gradient norm; 0: none", float)
     max_length: int | None = _option(None, "tokens per text (128; 384 with a question)", int)
-    stride: int | None = _option(None, "tokens that two windows on a long sentence or context share (128)", int)
+    stride: int | None = _option(
+        None, "tokens that two windows on a long sentence or context share (a third of --max-length)", int
+    )
     train_size: Sequence[int] | int | None = _option(
         None, "train on this many rows, drawn evenly by class; several, comma-separated, are a sweep", _list_of(int)
     )

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from . import data, sources
-from .bank import Bank, Lane, lane_of_delta, outputs
+from .bank import Bank, lane_of_delta, outputs
 from .base import DEMO, Base, load_base
 from .delta import Delta
 from .encode import Encoded, Encoder
 from .errors import DataError, DeltaError, ModelError, UsageError
-from .examples import Columns, Examples
-from .folding import serving_form
+from .examples import Columns
 from .model import Model
-from .rows import Rows, by_length
-from .sentences import split_words
+from .resident import Host, Reading, Text, as_examples
+from .rows import by_length
 from .tasks import Task
 from .tasks.metrics import Score
 from .tensorfile import Array
@@ -29,8 +27,6 @@ from .tensorfile import Array
 CHUNK = 1024
 BATCH = 64
 
-Text = str | Sequence[str]
-"""A text, a pair of texts, a question with its context, or a sentence as words."""
 Source = Delta | str | Path
 """A delta, or its file."""
 
@@ -61,7 +57,7 @@ class Predictor:
         """An answer per text, as a stream: any number of texts in bounded memory."""
         source = iter(texts)
         while chunk := list(islice(source, CHUNK)):
-            examples = _examples(self.task, chunk, self.columns.text_pair is not None)
+            examples = as_examples(self.task, chunk, self.columns.text_pair is not None)
             encoded = self.task.encode(self._encoder, examples)
             yield from self.task.answers(self.outputs(encoded), encoded, examples)
 
@@ -142,97 +138,46 @@ class MixedPredictor:
     """
 
     def __init__(self, deltas: Sequence[Source], base: Base | str | None = None) -> None:
-        self.deltas = [_loaded(delta) for delta in deltas]
-        self.base = base if isinstance(base, Base) else base_of(self.deltas[0], base)
-        self.tasks = [Task.of_delta(delta) for delta in self.deltas]
-        # Texts of one shape are tokenized together, whatever their task.
-        self._shapes = [_shape(task, delta) for task, delta in zip(self.tasks, self.deltas, strict=True)]
-        self._encoders = {shape: _encoder(self.base, d) for shape, d in zip(self._shapes, self.deltas, strict=True)}
-        self._homes: list[tuple[int, int]] = []  # of each delta: its bank, and its lane there
-        self._banks = self._fill_banks()
+        first = _loaded(deltas[0])
+        self.base = base if isinstance(base, Base) else base_of(first, base)
+        self._host = Host(self.base)
+        # One delta at a time: as residents their values exist once.
+        self.residents = [self._host.admit(_loaded(delta)) for delta in (first, *deltas[1:])]
 
     def outputs(self, requests: Sequence[tuple[int, Text]]) -> list[Array]:
         """The head's numbers for each text (a row, or one per token), under the delta of that number; in order."""
-        return [numbers for numbers, _, _ in self._outputs(requests)]
+        return self._outputs(requests, self._read(requests))
 
     def answers(self, requests: Iterable[tuple[int, Text]]) -> Iterator[dict[str, Any]]:
         """An answer per (number of a delta, text), as a stream."""
         source = iter(requests)
         while chunk := list(islice(source, CHUNK)):
-            for (number, _), parts in zip(chunk, self._outputs(chunk), strict=True):
-                yield self.tasks[number].answers(*parts)[0]
+            readings = self._read(chunk)
+            for (number, _), reading, numbers in zip(chunk, readings, self._outputs(chunk, readings), strict=True):
+                yield self.residents[number].answer(reading, numbers)
 
-    def _outputs(self, requests: Sequence[tuple[int, Text]]) -> list[tuple[Array, Encoded, Examples]]:
-        """For each request its outputs, token rows and text."""
-        read = self._read(requests)
-        rows = Rows.join([encoded.rows for encoded, _ in read])
-        asker = np.repeat(np.arange(len(read)), [len(encoded.rows) for encoded, _ in read])
-        out: list[Array] = [np.empty(0, np.float32)] * len(rows)
-        with torch.inference_mode():
-            for chosen in by_length(rows, BATCH):
-                for bank, lanes in self._by_home(requests, asker, chosen.tolist()).items():
-                    own = {lane: rows.take(np.array(members)) for lane, members in lanes.items()}
-                    for lane, logits in self._banks[bank].logits(own).items():
-                        sizes = own[lane].lengths if self._banks[bank].models[lane].pool == "tokens" else None
-                        for member, numbers in zip(lanes[lane], _by_row(logits.cpu().numpy(), sizes), strict=True):
-                            out[member] = numbers
-        ends = np.cumsum([len(encoded.rows) for encoded, _ in read]).tolist()
-        joined = [np.concatenate(out[a:b]) for a, b in pairwise([0, *ends])]
-        return [(numbers, encoded, examples) for numbers, (encoded, examples) in zip(joined, read, strict=True)]
-
-    def _fill_banks(self) -> list[Bank]:
-        models: dict[tuple[int, str], Model] = {}
-        shared: list[tuple[Model, Lane]] = []
-        alone: list[tuple[Model, Lane]] = []
-        for delta, task in zip(self.deltas, self.tasks, strict=True):
-            kind = (task.outputs, str(delta.meta["pool"]))
-            model = models[kind] = models.get(kind) or Model(self.base, *kind)
-            dense = any(index is None and values.ndim > 1 for index, values in delta.entries.values())
-            # -1 stands for the shared bank until it is known to be needed; it comes last.
-            self._homes.append((len(alone), 0) if dense else (-1, len(shared)))
-            (alone if dense else shared).append((model, lane_of_delta(model, serving_form(delta, model))))
-        banks = [Bank(model, [lane]) for model, lane in alone]
-        return [*banks, Bank([m for m, _ in shared], [lane for _, lane in shared])] if shared else banks
-
-    def _read(self, requests: Sequence[tuple[int, Text]]) -> list[tuple[Encoded, Examples]]:
-        places: dict[Shape, list[int]] = {}
+    def _read(self, requests: Sequence[tuple[int, Text]]) -> list[Reading]:
+        places: dict[object, list[int]] = {}
         for place, (number, _) in enumerate(requests):
-            places.setdefault(self._shapes[number], []).append(place)
-        found: dict[int, tuple[Encoded, Examples]] = {}
-        for shape, own in places.items():
-            task = self.tasks[requests[own[0]][0]]
-            examples = _examples(task, [requests[place][1] for place in own], shape[-1])
-            encoded = task.encode(self._encoders[shape], examples)
-            for i, place in enumerate(own):
-                found[place] = encoded.take(np.array([i])), examples.take([i])
+            places.setdefault(self.residents[number].shape, []).append(place)
+        found: dict[int, Reading] = {}
+        for own in places.values():
+            resident = self.residents[requests[own[0]][0]]
+            found |= zip(own, self._host.read(resident, [requests[place][1] for place in own]), strict=True)
         return [found[place] for place in range(len(requests))]
 
-    def _by_home(
-        self, requests: Sequence[tuple[int, Text]], asker: Array, members: list[int]
-    ) -> dict[int, dict[int, list[int]]]:
-        found: dict[int, dict[int, list[int]]] = {}
-        for member in members:
-            bank, lane = self._homes[requests[asker[member]][0]]
-            found.setdefault(bank, {}).setdefault(lane, []).append(member)
-        return found
-
-
-Shape = tuple[str, int, int, bool]
-"""How texts are read: form, length, stride and whether they are pairs."""
-
-
-def _shape(task: Task, delta: Delta) -> Shape:
-    meta = delta.meta
-    return task.form, meta["max_length"], meta.get("stride", 0), meta["columns"].get("text_pair") is not None
+    def _outputs(self, requests: Sequence[tuple[int, Text]], readings: Sequence[Reading]) -> list[Array]:
+        out: dict[int, Array] = {}
+        order = np.argsort([-len(reading.rows.ids) for reading in readings], kind="stable").tolist()
+        for i in range(0, len(order), BATCH):
+            chosen = order[i : i + BATCH]
+            batch = [(self.residents[requests[place][0]], readings[place].rows) for place in chosen]
+            out |= zip(chosen, self._host.outputs(batch), strict=True)
+        return [out[place] for place in range(len(requests))]
 
 
 def _encoder(base: Base, delta: Delta) -> Encoder:
     return Encoder(base, delta.meta["max_length"], delta.meta.get("stride", 0))
-
-
-def _by_row(logits: Array, sizes: Array | None) -> Sequence[Array]:
-    """The outputs of each row: one, or one per token."""
-    return list(logits[:, None]) if sizes is None else np.split(logits, np.cumsum(sizes)[:-1])
 
 
 def base_of(delta: Delta, spec: str | None) -> Base:
@@ -285,24 +230,3 @@ def _predict_mixed(requests: list[tuple[Source, Text]], base: Base | str | None)
 
 def _loaded(source: Source) -> Delta:
     return source if isinstance(source, Delta) else Delta.load(source)
-
-
-def _examples(task: Task, texts: Sequence[Text], paired: bool) -> Examples:
-    for text in texts:
-        _check_text(text)
-    if task.form == "words":
-        return Examples([split_words(text) if isinstance(text, str) else tuple(text) for text in texts], None)
-    if any(isinstance(text, str) == paired or (paired and len(text) != 2) for text in texts):
-        need = "a question and its context" if task.form == "windows" else "pairs of texts"
-        raise UsageError("the delta takes " + (need if paired else "single texts, not pairs"))
-    if not paired:
-        return Examples(list(texts), None)
-    return Examples([text[0] for text in texts], [text[1] for text in texts])
-
-
-def _check_text(text: object) -> None:
-    parts = (text,) if isinstance(text, str) else text
-    if not isinstance(parts, tuple | list) or not all(isinstance(part, str) for part in parts):
-        raise UsageError(f"{text!r} is not a text, a pair of texts or a list of words")
-    if any("\ud800" <= character <= "\udfff" for part in parts for character in part):
-        raise UsageError("a text holds half a character (a lone surrogate); it is no valid Unicode")

@@ -79,10 +79,10 @@ def _text(meta: Mapping[str, Any]) -> str:
     return json.dumps(meta, sort_keys=True, allow_nan=False)
 
 
-def replace(path: Path, data: bytes) -> None:
-    """Put `data` at `path` in one step: temporary name, sync, rename."""
+def replace(path: Path, data: bytes, mark: str = "") -> None:
+    """Put `data` at `path` in one step: temporary name (with `mark`, or the process's number), sync, rename."""
     check_target(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{mark or os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(data)
@@ -136,6 +136,20 @@ def read(path: Path, finite: bool = True) -> tuple[Tensors, dict[str, Any]]:
     except OSError as error:
         raise DeltaError(f"{path}: cannot be read ({error.strerror})") from error
     return decode(data, str(path), finite)
+
+
+def read_claims(path: Path) -> dict[str, Any]:
+    """The metadata of a file as it stands there, nothing of it verified: what a list of many files shows."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+            size = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER + 1
+            header = json.loads(file.read(size).decode() if size <= MAX_HEADER else "", object_pairs_hook=_unique)
+        return _metadata(header.get("__metadata__") if isinstance(header, dict) else None, DeltaError)
+    except OSError as error:
+        raise DeltaError(f"cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise DeltaError(f"not a usable bitfit file: {str(error)[:200]}") from error
 
 
 def _check_extent(path: Path, extent: int, header: bytes, size: int) -> None:

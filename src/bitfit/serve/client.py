@@ -1,0 +1,103 @@
+"""A small client: what `curl` can do, in Python, with nothing but the standard library."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import BitfitError
+
+PAGE = 1000
+
+
+class ServiceError(BitfitError):
+    """What a service refused: `status`, `field` (what is to blame) and `retry_after` (seconds) say why."""
+
+    def __init__(self, status: int, message: str, field: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status, self.field, self.retry_after = status, field, retry_after
+
+
+class Client:
+    """A service at a URL."""
+
+    def __init__(self, url: str, token: str | None = None, timeout: float = 30.0) -> None:
+        self.url, self.token, self.timeout = url.rstrip("/"), token, timeout
+
+    def predict(self, task: str, inputs: Sequence[str | Mapping[str, str]]) -> list[dict[str, Any]]:
+        """What a task says of each text (or {"text", "text_pair"}, or {"question", "context"})."""
+        return list(self._call("POST", "/v1/predict", {"task": task, "inputs": list(inputs)})["results"])
+
+    def predict_mixed(self, items: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+        """The answers to texts, each under its own task: {"task", "text", ...}."""
+        return list(self._call("POST", "/v1/predict", {"items": list(items)})["results"])
+
+    def tasks(self, search: str = "") -> Iterator[dict[str, Any]]:
+        """The tasks whose name or label contains `search`, by name."""
+        offset = 0
+        while True:
+            query = urllib.parse.urlencode({"search": search, "offset": offset, "limit": PAGE})
+            page = self._call("GET", f"/v1/tasks?{query}")["tasks"]
+            yield from page
+            offset += len(page)
+            if len(page) < PAGE:
+                return
+
+    def task(self, name: str) -> dict[str, Any]:
+        """One task."""
+        return self._call("GET", _path(name))
+
+    def put(self, name: str, delta: str | Path | bytes) -> dict[str, Any]:
+        """Add or replace a task by a delta file."""
+        return self._call("PUT", _path(name), delta if isinstance(delta, bytes) else Path(delta).read_bytes())
+
+    def delete(self, name: str) -> dict[str, Any]:
+        """Remove a task."""
+        return self._call("DELETE", _path(name))
+
+    def stats(self) -> dict[str, Any]:
+        """The last minute in numbers."""
+        return self._call("GET", "/v1/stats")
+
+    def ready(self) -> bool:
+        """Whether the service can answer."""
+        try:
+            return bool(self._call("GET", "/readyz")["ready"])
+        except ServiceError:
+            return False
+
+    def _call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        raw = isinstance(body, bytes)
+        data = body if raw or body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/octet-stream" if raw else "application/json"}
+        if self.token is not None:
+            headers["Authorization"] = f"Bearer {self.token}"
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+                found: dict[str, Any] = json.loads(answer.read())
+                return found
+        except urllib.error.HTTPError as error:
+            raise _refused(error) from error
+        except (OSError, ValueError) as error:
+            raise ServiceError(0, f"{self.url}: no service answers there ({error})") from error
+
+
+def _path(name: str) -> str:
+    return "/v1/tasks/" + urllib.parse.quote(name, safe="")
+
+
+def _refused(error: urllib.error.HTTPError) -> ServiceError:
+    with error:
+        text = error.read()
+    try:
+        said = json.loads(text)["error"]
+    except (ValueError, KeyError, TypeError):
+        said = {"message": str(error), "field": None}
+    after = error.headers.get("Retry-After")
+    return ServiceError(error.code, said["message"], said["field"], float(after) if after else None)

@@ -1,0 +1,187 @@
+"""Load on a service, and what became of it: throughput, and a histogram of latency."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import ssl
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from .. import data
+from ..errors import DataError, UsageError
+from .client import Client
+
+SENTENCES = ("a film that is great fun from start to finish", "the plot goes nowhere", "rates rise again in june")
+BARS = (1, 2, 5, 10, 20, 50, 100, 150, 200, 500, 1000, 2000, 5000, 10_000)
+MOST = 5000  # texts read of a file
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much is asked."""
+
+    url: str
+    clients: int = 64
+    texts: int = 1
+    seconds: float = 10.0
+    rate: float | None = None  # requests a second; None: each client asks again as soon as it is answered
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname:
+            raise UsageError(f"{self.url}: give the service's address, like http://127.0.0.1:8000")
+        if min(self.clients, self.texts, self.seconds, self.rate or 1) <= 0:
+            raise UsageError("--clients, --texts, --seconds and --rate must be more than 0")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of it."""
+
+    load: Load
+    seconds: float
+    latencies: np.ndarray[Any, Any]  # of the requests that were answered, in seconds
+    codes: dict[int, int]  # 0: the connection broke
+
+    def json(self) -> dict[str, Any]:
+        """As `bench-serve --json` prints it."""
+        points = {f"p{q:g}_ms": None if not self.latencies.size else float(np.percentile(self.latencies, q) * 1e3)
+                  for q in (50, 90, 99, 99.9)}  # fmt: skip
+        rate = len(self.latencies) / self.seconds
+        return {
+            "clients": self.load.clients, "texts": self.load.texts, "seconds": self.seconds,
+            "requests_per_second": rate, "texts_per_second": rate * self.load.texts, **points,
+            "codes": {str(code): count for code, count in sorted(self.codes.items())},
+            "histogram_ms": dict(zip(map(str, BARS), self._bars(), strict=True)),
+        }  # fmt: skip
+
+    def table(self) -> str:
+        """For people."""
+        found = self.json()
+        speed = f"{found['requests_per_second']:.1f} requests/s, {found['texts_per_second']:.1f} texts/s"
+        points = [
+            f"{name[:-3]} {found[name]:.1f} ms"
+            for name in found
+            if name.endswith("_ms") and name[0] == "p" and found[name]
+        ]
+        counts = self._bars()
+        lines = [
+            f"{'<= ' + str(bar) + ' ms':>12} {count:>8} {'#' * round(50 * count / max(1, max(counts)))}".rstrip()
+            for bar, count in zip(BARS, counts, strict=True)
+            if count
+        ]
+        return "\n".join([f"{speed}, codes {found['codes']}", ", ".join(points), *lines])
+
+    def _bars(self) -> list[int]:
+        edges = np.array([0, *BARS[:-1], np.inf]) / 1e3
+        return [int(count) for count in np.histogram(self.latencies, edges)[0]]
+
+
+def read_texts(path: Path | None, column: str | None = None) -> list[str]:
+    """Texts of a file, or a few made-up ones."""
+    if path is None:
+        return list(SENTENCES)
+    found = [
+        text
+        for _, (_, text, _) in zip(
+            range(MOST), data.stream_texts(path, data.find_columns(path, text=column)), strict=False
+        )
+    ]
+    if not found:
+        raise DataError(f"{path}: there is no text in it")
+    return found
+
+
+def measure(load: Load, texts: Sequence[str], tasks: Sequence[str] | None = None, token: str | None = None) -> Result:
+    """Ask random tasks (of one text, unless they are named) about random texts."""
+    token = token or os.environ.get("BITFIT_TOKEN")
+    if tasks is None:
+        tasks = [task["name"] for task in Client(load.url, token).tasks() if not task["pairs"]]
+    if not tasks:
+        raise DataError(f"{load.url}: no task there takes single texts")
+    return asyncio.run(_measure(load, texts, tasks, token))
+
+
+async def _measure(load: Load, texts: Sequence[str], tasks: Sequence[str], token: str | None) -> Result:
+    codes: Counter[int] = Counter()
+    latencies: list[float] = []
+    began = time.monotonic()
+    until = began + load.seconds
+
+    async def client(number: int) -> None:
+        draw = random.Random(load.seed * 10_000 + number)
+        line = Line(load.url, token)
+        due = began + (draw.random() * load.clients / load.rate if load.rate else 0.0)
+        while (now := time.monotonic()) < until:
+            if load.rate:
+                await asyncio.sleep(max(0.0, due - now))
+                # The clock runs from when the request was due: a slow service must not slow down the clients.
+                asked, due = due, due + draw.expovariate(load.rate / load.clients)
+            else:
+                asked = now
+            items = [{"task": draw.choice(tasks), "text": draw.choice(texts)} for _ in range(load.texts)]
+            code, _ = await line.post("/v1/predict", {"items": items})
+            codes[code] += 1
+            if code == 200:
+                latencies.append(time.monotonic() - asked)
+        line.close()
+
+    await asyncio.gather(*(client(number) for number in range(load.clients)))
+    return Result(load, time.monotonic() - began, np.array(latencies), dict(codes))
+
+
+class Line:
+    """One connection that is kept: the least HTTP that serves, so that the load costs little itself."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        parts = urlsplit(url)
+        self.host = parts.hostname or ""
+        self.secure = ssl.create_default_context() if parts.scheme == "https" else None
+        self.port = parts.port or (443 if self.secure else 80)
+        bearer = f"Authorization: Bearer {token}\r\n" if token else ""
+        self.head = f"Host: {parts.netloc}\r\nContent-Type: application/json\r\n{bearer}"
+        self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def post(self, path: str, body: Any) -> tuple[int, bytes]:
+        """Ask something."""
+        return await self.call("POST", path, json.dumps(body).encode())
+
+    async def call(self, method: str, path: str, data: bytes = b"") -> tuple[int, bytes]:
+        """Status and body of the answer; status 0 if the connection broke."""
+        kept = self.streams is not None
+        try:
+            return await self._call(method, path, data)
+        except (OSError, EOFError, ValueError) as error:
+            self.close()
+            # A connection that was idle for long may be closed by the other side before anything is said.
+            if kept and isinstance(error, asyncio.IncompleteReadError | ConnectionError):
+                return await self.call(method, path, data)
+            return 0, b""
+
+    async def _call(self, method: str, path: str, data: bytes) -> tuple[int, bytes]:
+        if self.streams is None:
+            self.streams = await asyncio.open_connection(self.host, self.port, ssl=self.secure)
+        reader, writer = self.streams
+        writer.write(f"{method} {path} HTTP/1.1\r\n{self.head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
+        answer = await reader.readexactly(length)
+        if b"connection: close" in head:
+            self.close()
+        return int(head.split(b" ", 2)[1]), answer
+
+    def close(self) -> None:
+        """Hang up."""
+        if self.streams is not None:
+            self.streams[1].close()
+            self.streams = None

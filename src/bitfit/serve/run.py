@@ -1,0 +1,93 @@
+"""From a folder to a listening process, and to its end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from ..base import Base, load_base
+from ..delta import Delta
+from ..errors import DeltaError, UsageError
+from ..prediction import base_of
+from ..tensorfile import read_claims
+from .app import make_app
+from .folder import SUFFIX, Folder
+from .journal import log, write_to_stderr
+from .service import Service
+from .settings import Settings, Tokens
+
+GRACE = 24  # seconds that requests in flight have after a stop signal
+
+
+class _Server(uvicorn.Server):
+    """A server that turns away before it closes: what was sent in the moment of the signal still gets an answer."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self.service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First refuse new requests, a moment later close."""
+        if self.service.stopping:
+            super().handle_exit(sig, frame)
+            return
+        log("info", "stopping", waiting=self.service.batcher.waiting)
+        self.service.stopping = True
+        timer = threading.Timer(self.service.settings.drain, super().handle_exit, (sig, frame))
+        timer.daemon = True
+        timer.start()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say where it listens, once it does."""
+        await super().startup(sockets)
+        host, port = (sockets or [])[0].getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        log("warning", "listening", url=f"http://{shown}:{port}/", tasks=len(self.service.folder.entries))
+
+
+def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens) -> None:
+    """Serve a folder of deltas until a signal comes; everything in flight is answered before the end."""
+    tokens.check(settings)
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder; make it, or name a folder of deltas")
+    write_to_stderr(settings.log)
+    with _listen(settings) as listening:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the model threads have the cores
+        sys.setswitchinterval(0.0005)  # a thread that reads a file must not wait 5 ms for each of its small steps
+        import torch
+
+        torch.set_num_threads(1)  # each model thread is one: threads of one product wait for each other, batches do not
+        loaded = _base(folder, base)
+        service = Service(loaded, Folder(folder, loaded.fingerprint, settings.max_delta << 20), settings)
+        config: Any = uvicorn.Config(
+            make_app(service, tokens), log_config=None, access_log=False, server_header=False, ws="none",
+            proxy_headers=False, timeout_keep_alive=30, timeout_graceful_shutdown=GRACE, lifespan="on",
+        )  # fmt: skip
+        with suppress(KeyboardInterrupt):  # the signal that ended it, raised again by uvicorn
+            _Server(config, service).run(sockets=[listening])
+        log("warning", "stopped")
+
+
+def _base(folder: Path, spec: str | None) -> Base:
+    """The base named, or the one that the first delta of the folder names."""
+    if spec is None and folder.is_dir():
+        for path in sorted(folder.glob("*" + SUFFIX)):
+            with suppress(DeltaError):
+                return base_of(Delta.checked({}, read_claims(path), path.name), None)
+    return load_base(spec)
+
+
+def _listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"--host {settings.host} --port {settings.port}: cannot listen there ({error})") from error

@@ -1,0 +1,663 @@
+"""The service, over real connections: what is asked, refused, replaced and forgotten."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitfit import Delta, predict
+from conftest import reviews
+from test_mixed import made
+
+pytest.importorskip("fastapi", reason="needs the serve extra")
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+from bitfit.serve.app import make_app  # noqa: E402
+from bitfit.serve.client import Client, ServiceError  # noqa: E402
+from bitfit.serve.folder import Folder  # noqa: E402
+from bitfit.serve.run import _listen, _Server  # noqa: E402
+from bitfit.serve.service import Service  # noqa: E402
+from bitfit.serve.settings import Settings, Token, Tokens  # noqa: E402
+
+CHANGE, ASK = "may-change-0123456789", "may-ask-0123456789"
+TEXTS = [text for text, _ in reviews(12)]
+
+
+def whole(delta: Delta) -> Delta:
+    """The same delta with all the metadata a file needs."""
+    full: dict[str, Any] = dict.fromkeys(("select", "head", "init"), "x") | {"hub": False, "format": 1}
+    full |= {key: {} for key in ("trial", "change", "versions")} | {"trained": 1, "total": 1}
+    full["metrics"] = {"dev": {delta.meta["metric"]: {"value": 0.5, "low": 0.0, "high": 1.0}}}
+    return Delta(delta.tensors, {**delta.meta, **full})
+
+
+def poisoned(delta: Delta, value: float) -> Delta:
+    return Delta({name: np.full_like(array, value) for name, array in delta.tensors.items()}, delta.meta)
+
+
+@dataclass
+class Live:
+    """A service that listens, in this process."""
+
+    service: Service
+    server: Any
+    port: int
+    folder: Path
+
+    @property
+    def client(self) -> Client:
+        return Client(f"http://127.0.0.1:{self.port}", CHANGE)
+
+    def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
+        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        given = {"Content-Type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()}
+        line.request(method, path, body if isinstance(body, bytes | None) else json.dumps(body), given)
+        answer = line.getresponse()
+        found = answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+        line.close()
+        return found
+
+    def ask(self, body: Any, **headers: str) -> tuple[int, Any]:
+        status, _, text = self.call("POST", "/v1/predict", body, **headers)
+        return status, json.loads(text)
+
+
+def started(base: Any, folder: Path, tokens: Tokens | None = None, **settings: Any) -> Live:
+    import uvicorn
+
+    chosen = Settings(**{"port": 0, "workers": 2, "watch": 0.05, "drain": 0.0, **settings})
+    service = Service(base, Folder(folder, base.fingerprint), chosen)
+    listening = _listen(chosen)
+    app = make_app(service, tokens or Tokens(change=Token(CHANGE)))
+    server = _Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"), service)
+    threading.Thread(target=server.run, args=([listening],), daemon=True).start()
+    until(lambda: server.started)
+    return Live(service, server, listening.getsockname()[1], folder)
+
+
+def until(met: Any, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < end, "it never came to pass"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def serve(base: Any, tmp_path: Path) -> Iterator[Any]:
+    running: list[Live] = []
+
+    def start(folder: Path = tmp_path, **given: Any) -> Live:
+        running.append(started(base, folder, **given))
+        return running[-1]
+
+    yield start
+    for live in running:
+        live.server.should_exit = True
+        until(lambda live=live: not live.service.batcher._threads or not live.service.batcher._threads[0].is_alive())
+
+
+@pytest.fixture
+def tasks(base: Any, tmp_path: Path) -> dict[str, Delta]:
+    pair = {"text": "a", "label": "y", "text_pair": "b"}
+    deltas = {
+        "two": made(base, 0),
+        "five": made(base, 1, 5, "mean"),
+        "value": made(base, 2, 0),
+        "pair": made(base, 3, 3, columns=pair),
+        "sparse": made(base, 4, chosen="bias + random(all, 40)"),
+        "dense": made(base, 5, chosen="W_q@0 + bias"),
+        "several": made(base, 6, 3, task="multilabel", metric="micro_f1"),
+        "tags": made(base, 7, 3, "tokens", task="tagging", metric="accuracy"),
+        "answers": made(base, 8, 2, "tokens", task="answering", metric="f1", columns=pair, stride=4),
+    }
+    deltas["answers"] = Delta(deltas["answers"].tensors, {**deltas["answers"].meta, "labels": []})
+    deltas = {name: whole(delta) for name, delta in deltas.items()}
+    for name, delta in deltas.items():
+        delta.save(tmp_path / f"{name}.safetensors")
+    return deltas
+
+
+def numbers(answer: dict[str, Any]) -> list[float]:
+    if "scores" in answer:
+        return list(answer["scores"].values() if isinstance(answer["scores"], dict) else answer["scores"])
+    return [answer["value"] if "value" in answer else answer["score"]]
+
+
+def asked(name: str, number: int) -> tuple[dict[str, Any], Any]:
+    """A request for a task, and the same for `predict`."""
+    text, other = TEXTS[number], " ".join(TEXTS)  # longer than the 20 tokens these tasks read at once
+    if name == "answers":
+        return {"task": name, "question": text, "context": other}, (text, other)
+    if name == "pair":
+        return {"task": name, "text": text, "text_pair": other}, (text, other)
+    if name == "tags":
+        return {"task": name, "words": other.split()}, other
+    return {"task": name, "text": text}, text
+
+
+def test_every_kind_answers_as_predict_does_and_names_its_version(serve, tasks, base):
+    live = serve(batch_tokens=24)
+    items = [asked(name, i % len(TEXTS)) for i, name in enumerate([*tasks, *tasks])]
+    for (item, text), answer in zip(items, live.client.predict_mixed([item for item, _ in items]), strict=True):
+        expected = predict(tasks[item["task"]], [text], base)[0]
+        np.testing.assert_allclose(numbers(answer), numbers(expected), atol=1e-5)
+        assert {key: answer[key] for key in ("tags", "answer", "start", "labels") if key in answer} == {
+            key: expected[key] for key in ("tags", "answer", "start", "labels") if key in expected
+        }
+        assert answer["task"] == item["task"] and answer["version"] == live.client.task(item["task"])["version"]
+
+
+def test_one_task_and_many_inputs(serve, tasks):
+    answers = serve().client.predict("five", TEXTS)
+    assert len(answers) == len(TEXTS) and all(len(answer["scores"]) == 5 for answer in answers)
+
+
+def test_the_list_is_searched_by_name_and_label_and_paged(serve, tasks):
+    live = serve()
+    assert [task["name"] for task in live.client.tasks()] == sorted(tasks)
+    assert [task["name"] for task in live.client.tasks("c4")] == ["five"]
+    page = json.loads(live.call("GET", "/v1/tasks?offset=1&limit=2")[2])
+    assert page["total"] == len(tasks) and [task["name"] for task in page["tasks"]] == sorted(tasks)[1:3]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        ({"task": "none", "inputs": ["a"]}, 404, "inputs.0"),
+        ({"items": [{"task": "two", "text": "a"}, {"task": "none", "text": "a"}]}, 404, "items.1"),
+        ({"task": "../two", "inputs": ["a"]}, 422, "inputs.0"),
+        ({"task": "two", "inputs": ["a", 3]}, 422, "inputs.1"),
+        ({"task": "two", "inputs": [{"text": "a", "text_pair": "b"}]}, 422, "inputs.0"),
+        ({"task": "pair", "inputs": ["a"]}, 422, "inputs.0"),
+        ({"task": "pair", "inputs": [{"question": "a"}]}, 422, "inputs.0"),
+        ({"task": "tags", "inputs": [{"words": []}]}, 422, "inputs.0"),
+        ({"task": "tags", "inputs": ["good", {"text": "a", "text_pair": "b", "words": ["c"]}]}, 422, "inputs.1"),
+        ({"task": "two"}, 422, "task"),
+        ({"task": "two", "inputs": []}, 422, "inputs"),
+        ({"task": "two", "inputs": ["a"], "items": []}, 422, "items"),
+        ({"task": "two", "inputs": ["a"], "more": 1}, 422, "more"),
+        ({"task": "two", "inputs": ["a"], "deadline_ms": 0}, 422, "deadline_ms"),
+        ({"task": "two", "inputs": ["a"] * 10_000}, 413, None),
+        ({"task": "two", "inputs": ["a" * 1_000_000]}, 413, "inputs.0"),
+        (b'{"task": "two", "inputs": ["\\ud800"]}', 422, "body"),
+        (b'{"task": "two", "inputs": ["\xff"]}', 422, "body"),
+        (b"[" * 100_000, 422, "body"),
+        (b"", 422, "body"),
+    ],
+)
+def test_a_wrong_request_is_refused_with_its_field(shared_live, body, status, field):
+    found, answer = shared_live.ask(body)
+    assert (found, answer["error"]["field"]) == (status, field), answer
+
+
+@pytest.fixture(scope="module")
+def shared_live(bases: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    base, folder = bases("bert"), tmp_path_factory.mktemp("deltas")
+    whole(made(base, 0)).save(folder / "two.safetensors")
+    whole(made(base, 3, 3, columns={"text": "a", "label": "y", "text_pair": "b"})).save(folder / "pair.safetensors")
+    whole(made(base, 7, 3, "tokens", task="tagging", metric="accuracy")).save(folder / "tags.safetensors")
+    live = started(base, folder)
+    yield live
+    live.server.should_exit = True
+
+
+@pytest.mark.parametrize("task", ["two", "tags"])
+@pytest.mark.parametrize("text", ["", "\x00", "a\x00b", "\U0001f600" * 500, "\u202e\u0000\uffff", " " * 90_000])
+def test_strange_texts_are_answered_or_refused(shared_live, task, text):
+    assert shared_live.ask({"task": task, "inputs": [text]})[0] in ((200,) if task == "two" else (200, 422))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/tasks/..%2f..%2fetc%2fpasswd",
+        "/v1/tasks/%2e%2e",
+        "/v1/tasks/A",
+        "/v1/tasks/a%00",
+        "/v1/tasks/a%0a",
+        "/v1/tasks/.x",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+def test_a_name_that_is_a_path_is_refused(shared_live, method, path):
+    before = sorted(shared_live.folder.parent.rglob("*"))
+    status, _, _ = shared_live.call(method, path, b"x", Authorization=f"Bearer {CHANGE}")
+    assert status in (404, 405, 422) and sorted(shared_live.folder.parent.rglob("*")) == before
+
+
+def test_put_replace_and_delete_are_seen_at_once(serve, base, tmp_path):
+    live = serve()
+    first, second = whole(made(base, 0)), whole(made(base, 1, 3))
+    put = live.client.put("mine", first.encode())
+    assert live.client.predict("mine", ["good film"])[0]["version"] == put["version"]
+    changed = live.client.put("mine", second.encode())
+    answer = live.client.predict("mine", ["good film"])[0]
+    assert answer["version"] == changed["version"] != put["version"] and len(answer["scores"]) == 3
+    assert (tmp_path / "mine.safetensors").read_bytes() == second.encode()
+    assert live.client.delete("mine")["version"] == changed["version"] and not list(tmp_path.iterdir())
+    with pytest.raises(ServiceError) as refused:
+        live.client.predict("mine", ["good film"])
+    assert refused.value.status == 404
+
+
+def test_a_hostile_delta_is_refused_and_nothing_is_written(serve, base, bases, tmp_path):
+    live = serve()
+    good = whole(made(base, 0))
+    data = good.encode()
+    nan = Delta({**good.tensors, "head.classifier.bias": np.array([np.nan, 0], np.float32)}, good.meta)
+    bad = {
+        "empty": b"",
+        "noise": bytes(range(256)) * 9,
+        "cut": data[:-1],
+        "longer": data + b"x",
+        "edited": data[:-1] + b"\xff",
+        "pickle": b"\x80\x04\x95",
+        "nan": nan.encode(),
+        "other base": whole(made(bases("electra"), 0)).encode(),
+        "poison": poisoned(good, 1e30).encode(),
+        "length": Delta(good.tensors, {**good.meta, "max_length": 9999}).encode(),
+        "labels": Delta(good.tensors, {**good.meta, "labels": ["a", "b", "c"]}).encode(),
+        "kind": Delta(good.tensors, {**good.meta, "task": "magic"}).encode(),
+    }
+    for what, body in bad.items():
+        status, _, text = live.call("PUT", "/v1/tasks/x", body, Authorization=f"Bearer {CHANGE}")
+        assert status == 422, (what, status, text)
+    assert not list(tmp_path.iterdir()) and not live.service.folder.entries
+
+
+def test_an_upload_over_the_limit_is_refused_while_it_comes(serve):
+    live = serve(max_delta=1)
+    declared = live.call("PUT", "/v1/tasks/x", b"1" * (1 << 21), Authorization=f"Bearer {CHANGE}")
+    assert declared[0] == 413
+    line = http.client.HTTPConnection("127.0.0.1", live.port, timeout=30)
+    chunks = (b"1" * (1 << 16) for _ in range(64))
+    try:
+        line.request("PUT", "/v1/tasks/x", chunks, {"Authorization": f"Bearer {CHANGE}"}, encode_chunked=True)
+        assert line.getresponse().status == 413
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # it hung up while we were still sending
+    finally:
+        line.close()
+    assert not list(live.folder.iterdir())
+
+
+def test_all_requests_together_may_not_fill_the_memory(serve, tasks, monkeypatch):
+    from bitfit.serve import app
+
+    live = serve()
+    body = {"task": "two", "inputs": ["good"]}
+    monkeypatch.setattr(app, "RECEIVING", 10)
+    assert live.ask(body)[0] == 429
+    monkeypatch.setattr(app, "RECEIVING", 1000)
+    assert live.ask(body)[0] == 200 and live.service.receiving == 0
+
+
+def test_changes_need_their_token_and_asking_needs_one_where_it_is_set(serve, tasks):
+    live = serve(tokens=Tokens(Token(ASK), Token(CHANGE)))
+    body = {"task": "two", "inputs": ["good"]}
+    assert (
+        live.ask(body)[0] == live.ask(body, Authorization="Bearer wrong")[0] == live.call("GET", "/metrics")[0] == 401
+    )
+    assert (
+        live.ask(body, Authorization=f"Bearer {ASK}")[0] == live.ask(body, Authorization=f"Bearer {CHANGE}")[0] == 200
+    )
+    assert live.call("DELETE", "/v1/tasks/two", Authorization=f"Bearer {ASK}")[0] == 401
+    assert live.call("GET", "/healthz")[0] == live.call("GET", "/readyz")[0] == live.call("GET", "/")[0] == 200
+    assert live.call("DELETE", "/v1/tasks/two", Authorization=f"Bearer {CHANGE}")[0] == 200
+
+
+def test_without_a_change_token_nobody_may_change(serve, tasks):
+    assert serve(tokens=Tokens()).call("DELETE", "/v1/tasks/two")[0] == 403
+
+
+def test_a_foreign_host_name_is_turned_away_where_no_token_guards(serve, tasks):
+    live = serve()
+    assert live.ask({"task": "two", "inputs": ["a"]}, Host="evil.example")[0] == 421
+    assert live.ask({"task": "two", "inputs": ["a"]}, Host="localhost:80")[0] == 200
+    assert live.call("POST", "/v1/predict", b"{}", Content_Type="text/plain")[0] == 415
+
+
+def test_pages_and_answers_carry_strict_headers(shared_live):
+    for path in ("/", "/docs", "/v1/tasks", "/nowhere"):
+        _, headers, _ = shared_live.call("GET", path)
+        assert (
+            "default-src 'none'" in headers["content-security-policy"]
+            and headers["x-content-type-options"] == "nosniff"
+        )
+        assert "unsafe" not in headers["content-security-policy"] and headers["cache-control"] == "no-store"
+
+
+def test_files_appear_change_and_go_without_a_restart(serve, base, tmp_path):
+    live = serve()
+    whole(made(base, 0)).save(tmp_path / "new.safetensors")
+    until(lambda: "new" in live.service.folder.entries)
+    first = live.client.predict("new", ["good"])[0]["version"]
+    whole(made(base, 1)).save(tmp_path / "new.safetensors")
+    until(lambda: live.client.predict("new", ["good"])[0]["version"] != first)
+    (tmp_path / "new.safetensors").write_bytes(b"damaged")
+    until(lambda: live.ask({"task": "new", "inputs": ["good"]})[0] == 404)
+    assert "refused" in live.ask({"task": "new", "inputs": ["good"]})[1]["error"]["message"]
+
+
+def test_a_damaged_file_is_found_out_before_it_answers(serve, base, tmp_path):
+    data = bytearray(whole(made(base, 0)).encode())
+    data[-3] ^= 1
+    (tmp_path / "x.safetensors").write_bytes(data)
+    live = serve()
+    assert live.ask({"task": "x", "inputs": ["good"]})[0] == 404
+    assert not live.service.folder.entries
+
+
+def test_links_out_of_the_folder_and_other_files_are_no_tasks(base, tmp_path):
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    inside.mkdir(), outside.mkdir()
+    whole(made(base, 0)).save(outside / "secret.safetensors")
+    whole(made(base, 0)).save(inside / "real.safetensors")
+    (inside / "leak.safetensors").symlink_to(outside / "secret.safetensors")
+    (inside / "alias.safetensors").symlink_to(inside / "real.safetensors")
+    (inside / "Upper.safetensors").write_bytes(b"")
+    (inside / "folder.safetensors").mkdir()
+    folder = Folder(inside, base.fingerprint)
+    folder.scan()
+    assert set(folder.entries) == {"real", "alias"}
+
+
+def test_a_link_is_replaced_and_removed_itself_not_what_it_points_to(serve, base, tmp_path):
+    target = tmp_path / "kept"
+    target.mkdir()
+    (target / "a.txt").write_text("kept")
+    folder = tmp_path / "deltas"
+    folder.mkdir()
+    (folder / "x.safetensors").symlink_to(target / "a.txt")
+    live = serve(folder)
+    live.client.put("x", whole(made(base, 0)).encode())
+    assert (target / "a.txt").read_text() == "kept" and not (folder / "x.safetensors").is_symlink()
+
+
+def test_two_services_on_one_folder_see_each_others_changes(serve, base):
+    first, second = serve(), serve()
+    version = first.client.put("shared", whole(made(base, 0)).encode())["version"]
+    until(lambda: "shared" in second.service.folder.entries)
+    assert second.client.predict("shared", ["good"])[0]["version"] == version
+    second.client.delete("shared")
+    until(lambda: first.ask({"task": "shared", "inputs": ["good"]})[0] == 404)
+
+
+class Held:
+    """Model threads that wait before a pass until they may go."""
+
+    def __init__(self, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go, outputs = threading.Event(), threading.Event(), live.service.host.outputs
+        monkeypatch.setattr(
+            live.service.host, "outputs", lambda batch: self.reached.set() or (self.go.wait(30) and outputs(batch))
+        )
+
+
+def in_background(live: Live, bodies: list[Any]) -> tuple[list[threading.Thread], list[tuple[int, Any]]]:
+    found: list[tuple[int, Any]] = []
+    threads = [threading.Thread(target=lambda body=body: found.append(live.ask(body))) for body in bodies]
+    for thread in threads:
+        thread.start()
+    return threads, found
+
+
+def test_requests_in_flight_keep_the_version_they_began_with(serve, base, monkeypatch):
+    live = serve(workers=1)
+    old = live.client.put("x", whole(made(base, 0)).encode())["version"]
+    expected = live.client.predict("x", ["good film"])[0]
+    held = Held(live, monkeypatch)
+    first, _ = in_background(live, [{"task": "x", "inputs": ["bad"]}])
+    assert held.reached.wait(30)
+    threads, found = in_background(live, [{"task": "x", "inputs": ["good film"]}] * 4)
+    until(lambda: live.service.batcher.waiting == 4)
+    monkeypatch.setattr(live.service, "_verified", _without_trial(live.service))
+    live.client.put("x", whole(made(base, 1)).encode())
+    live.client.delete("x")
+    held.go.set()
+    [thread.join() for thread in (*first, *threads)]
+    for status, answer in found:
+        assert status == 200 and answer["results"][0]["version"] == old
+        np.testing.assert_allclose(numbers(answer["results"][0]), numbers(expected), atol=1e-5)
+
+
+def _without_trial(service: Service) -> Any:
+    from bitfit.serve.shelf import Version
+
+    def verified(name: str, data: bytes) -> Any:
+        entry, delta = service.folder.verify(name, data)
+        return entry, Version(name, entry.version, service.host.admit(delta))
+
+    return verified
+
+
+def test_a_full_queue_refuses_single_and_batch_requests_alike(serve, tasks, monkeypatch):
+    live = serve(workers=1, queue=8)
+    held = Held(live, monkeypatch)
+    threads, found = in_background(
+        live, [{"task": name, "inputs": ["good"] * 2} for name in ("two", "five", "value", "sparse", "two")]
+    )
+    until(lambda: live.service.batcher.waiting >= 7 or len(found) >= 2)
+    single = live.call("POST", "/v1/predict", {"task": "two", "inputs": ["good"] * 2})
+    batch = live.call("POST", "/v1/predict", {"items": [{"task": "two", "text": "a"}] * 6})
+    assert single[0] == batch[0] == 429 and int(single[1]["retry-after"]) == int(batch[1]["retry-after"]) == 1
+    held.go.set()
+    [thread.join() for thread in threads]
+    assert {status for status, _ in found} <= {200, 429} and live.service.batcher.waiting == 0
+    assert live.ask({"task": "two", "inputs": ["good"] * 8})[0] == 200
+
+
+def test_a_noisy_task_leaves_room_and_turns_to_others(serve, tasks, monkeypatch):
+    live = serve(workers=1, queue=64, batch_tokens=1)
+    held = Held(live, monkeypatch)
+    order: list[str] = []
+    deliver = live.service.batcher._deliver
+    monkeypatch.setattr(
+        live.service.batcher,
+        "_deliver",
+        lambda batch, found: order.extend(p.task for p in batch) or deliver(batch, found),
+    )
+    noisy, found = in_background(live, [{"task": "two", "inputs": ["good"] * 8}] * 8)
+    until(lambda: len(found) >= 3)
+    assert [status for status, _ in found] == [429] * len(found)  # half of the queue is all one task gets
+    quiet, _ = in_background(live, [{"task": "five", "inputs": ["good"]}])
+    until(lambda: "five" in live.service.batcher._lines)
+    held.go.set()
+    [thread.join() for thread in (*noisy, *quiet)]
+    assert order.index("five") <= 2
+
+
+def test_a_deadline_gives_504_and_frees_the_queue(serve, tasks, monkeypatch):
+    live = serve(workers=1)
+    held = Held(live, monkeypatch)
+    bodies = [{"task": "two", "inputs": ["good"] * 3, "deadline_ms": 100}] * 2
+    assert [live.ask(body)[0] for body in bodies] == [504, 504]
+    assert live.service.batcher.waiting == 0
+    held.go.set()
+
+
+def test_a_client_that_leaves_takes_its_work_along(serve, tasks, monkeypatch):
+    live = serve(workers=1)
+    held = Held(live, monkeypatch)
+    threads, _ = in_background(live, [{"task": "five", "inputs": ["good"]}])
+    assert held.reached.wait(30)
+    line = http.client.HTTPConnection("127.0.0.1", live.port)
+    line.request(
+        "POST", "/v1/predict", json.dumps({"task": "two", "inputs": ["good"] * 9}), {"Content-Type": "application/json"}
+    )
+    until(lambda: live.service.batcher.waiting == 9)
+    line.close()
+    until(lambda: live.service.batcher.waiting == 0)
+    held.go.set()
+    [thread.join() for thread in threads]
+
+
+def test_a_stuck_or_dead_model_thread_is_not_ready(serve, tasks, monkeypatch):
+    from bitfit.serve import batcher, service
+
+    monkeypatch.setattr(batcher, "STUCK", 0.2)
+    monkeypatch.setattr(service, "STUCK", 0.2)
+    live = serve(workers=2)
+    assert live.call("GET", "/readyz")[0] == 200
+    held = Held(live, monkeypatch)
+    threads, _ = in_background(live, [{"task": "two", "inputs": ["good"]}])
+    until(lambda: live.call("GET", "/readyz")[0] == 503)
+    held.go.set()
+    [thread.join() for thread in threads]
+    until(lambda: live.call("GET", "/readyz")[0] == 200)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(live.service.batcher, "_work", lambda _: exec("raise SystemError"))
+    in_background(live, [{"task": "two", "inputs": ["good"], "deadline_ms": 500}])[0][0].join()
+    until(lambda: "died" in str(json.loads(live.call("GET", "/readyz")[2])["trouble"]))
+
+
+def test_a_pass_that_fails_is_one_500_and_the_next_works(serve, tasks, monkeypatch):
+    live = serve(workers=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(live.service.host, "outputs", lambda _: 1 / 0)
+        assert live.ask({"task": "two", "inputs": ["good"]})[0] == 500
+    assert live.ask({"task": "two", "inputs": ["good"]})[0] == 200
+
+
+def test_a_poisoned_neighbour_changes_nobody(serve, base, tmp_path):
+    deltas = {f"t{i}": whole(made(base, i)) for i in range(31)}
+    for name, delta in {**deltas, "sick": poisoned(deltas["t0"], 1e30)}.items():
+        delta.save(tmp_path / f"{name}.safetensors")
+    live = serve(workers=1)
+    items = [{"task": name, "text": "good film"} for name in (*list(deltas)[:16], "sick", *list(deltas)[16:])]
+    mixed = {answer["task"]: answer for answer in live.client.predict_mixed(items)}
+    assert "error" in mixed["sick"]
+    for name in deltas:
+        alone = live.client.predict(name, ["good film"])[0]
+        np.testing.assert_allclose(numbers(mixed[name]), numbers(alone), atol=1e-5)
+
+
+def test_the_longest_unused_tasks_leave_memory_and_come_back(serve, base, tmp_path):
+    for i in range(6):
+        whole(made(base, i)).save(tmp_path / f"t{i}.safetensors")
+    live = serve()
+    size = live.service.host.admit(whole(made(base, 0))).bytes
+    live.service.shelf.budget = 3 * size
+    first = live.client.predict("t0", ["good"])[0]
+    for i in (1, 2, 0, 3):
+        live.client.predict(f"t{i}", ["good"])
+    assert list(live.service.shelf._versions) == ["t2", "t0", "t3"] and live.service.shelf.bytes == 3 * size
+    assert live.client.predict("t1", ["good"]) and live.client.predict("t0", ["good"])[0] == first
+
+
+def test_nothing_in_flight_is_lost_at_the_end_and_the_next_is_told_503(serve, tasks, monkeypatch):
+    live = serve(workers=1, drain=30)
+    held = Held(live, monkeypatch)
+    threads, found = in_background(live, [{"task": "two", "inputs": ["good"]}] * 20)
+    until(lambda: live.service.asked == 20)
+    live.server.handle_exit(15, None)
+    assert live.ask({"task": "two", "inputs": ["good"]})[0] == 503 and live.call("GET", "/readyz")[0] == 503
+    live.server.should_exit = True
+    held.go.set()
+    [thread.join() for thread in threads]
+    assert [status for status, _ in found] == [200] * 20
+
+
+def test_no_name_that_a_client_chooses_is_a_label_of_a_metric(shared_live):
+    for path in ("/a", "/b", "/v1/tasks/none", "/v1/tasks/other"):
+        shared_live.call("GET", path)
+    shared_live.call("OPTIONS", "/v1/tasks")
+    text = shared_live.call("GET", "/metrics")[2].decode()
+    routes = {line.split('route="')[1].split('"')[0] for line in text.splitlines() if 'route="' in line}
+    assert routes <= {
+        "/",
+        "/docs",
+        "/v1/tasks",
+        "/v1/tasks/{name}",
+        "/v1/predict",
+        "/metrics",
+        "/v1/stats",
+        "/healthz",
+        "/readyz",
+        "other",
+    }
+    assert 'method="other"' in text and "none" not in text
+
+
+def test_many_threads_asking_get_their_own_answers(serve, base, tmp_path):
+    deltas = {f"t{i}": whole(made(base, i, 2 + i % 3, ("cls", "mean")[i % 2])) for i in range(12)}
+    for name, delta in deltas.items():
+        delta.save(tmp_path / f"{name}.safetensors")
+    live = serve(workers=4)
+    expected = {name: [numbers(a) for a in predict(delta, TEXTS, base)] for name, delta in deltas.items()}
+    names = [f"t{i % 12}" for i in range(96)]
+    _, found = threads_done(live, [{"task": name, "inputs": TEXTS[i % 6 : i % 6 + 4]} for i, name in enumerate(names)])
+    assert len(found) == 96
+    for status, answer in found:
+        assert status == 200
+        for result in answer["results"]:
+            assert any(np.allclose(numbers(result), row, atol=1e-5) for row in expected[result["task"]])
+
+
+def threads_done(live: Live, bodies: list[Any]) -> tuple[list[threading.Thread], list[tuple[int, Any]]]:
+    threads, found = in_background(live, bodies)
+    [thread.join() for thread in threads]
+    return threads, found
+
+
+def test_a_task_in_memory_weighs_less_than_its_file(base):
+    from bitfit.resident import Host
+
+    host = Host(base)
+    residents = [host.admit(made(base, k)) for k in range(3)]
+    assert len({id(resident.lane.slots) for resident in residents}) == 1
+    assert 0 < residents[0].bytes < sum(array.nbytes for array in made(base, 0).tensors.values())
+
+
+def test_a_host_out_of_reach_of_others_needs_no_token_any_other_does(monkeypatch):
+    from bitfit.errors import UsageError
+
+    Tokens().check(Settings(host="127.0.0.1")), Tokens().check(Settings(host="::1"))
+    with pytest.raises(UsageError, match="BITFIT_TOKEN"):
+        Tokens().check(Settings(host="0.0.0.0"))
+    with pytest.raises(UsageError, match="must differ"):
+        Tokens.of_environment({"BITFIT_TOKEN": ASK, "BITFIT_CHANGE_TOKEN": ASK})
+    with pytest.raises(UsageError, match="at least 16"):
+        Tokens.of_environment({"BITFIT_TOKEN": "short"})
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["{tmp}/none"], "no such folder"),
+        (["{tmp}", "--host", "0.0.0.0"], "BITFIT_TOKEN"),
+        (["{tmp}", "--host", "not a host"], "cannot listen"),
+        (["{tmp}", "--queue", "-1"], "--queue"),
+    ],
+)
+def test_a_wrong_start_is_one_line_and_exit_code_2(words, why, tmp_path, capsys, monkeypatch):
+    from bitfit import cli
+
+    monkeypatch.delenv("BITFIT_TOKEN", raising=False)
+    assert cli._run(["serve", *(word.format(tmp=tmp_path) for word in words)]) == 2
+    said = capsys.readouterr().err
+    assert why in said and said.count("\n") == 1
+
+
+def test_tokens_come_from_files_too(tmp_path):
+    (tmp_path / "t").write_text(ASK + "\n")
+    tokens = Tokens.of_environment({"BITFIT_TOKEN_FILE": str(tmp_path / "t")})
+    assert tokens.ask is not None and tokens.ask.matches(ASK.encode()) and not tokens.ask.matches(b"other")
+
+
+def test_the_load_generator_counts_what_it_asked(shared_live):
+    from bitfit.serve.load import Load, measure
+
+    found = measure(Load(f"http://127.0.0.1:{shared_live.port}", clients=4, texts=3, seconds=0.3), ["good film"])
+    assert set(found.codes) == {200} and sum(found.json()["histogram_ms"].values()) == found.codes[200] > 0
+    assert "texts/s" in found.table() and "#" in found.table()
+    paced = measure(Load(f"http://127.0.0.1:{shared_live.port}", clients=4, seconds=0.5, rate=20), ["good film"])
+    assert 0 < paced.codes[200] < 40
