@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -634,7 +635,8 @@ def test_a_host_out_of_reach_of_others_needs_no_token_any_other_does(monkeypatch
     [
         (["{tmp}/none"], "no such folder"),
         (["{tmp}", "--host", "0.0.0.0"], "BITFIT_TOKEN"),
-        (["{tmp}", "--host", "not a host"], "cannot listen"),
+        (["{tmp}", "--port", "{taken}"], "cannot listen"),
+        (["{tmp}", "--port", "99999"], "--port"),
         (["{tmp}", "--queue", "-1"], "--queue"),
     ],
 )
@@ -642,7 +644,9 @@ def test_a_wrong_start_is_one_line_and_exit_code_2(words, why, tmp_path, capsys,
     from bitfit import cli
 
     monkeypatch.delenv("BITFIT_TOKEN", raising=False)
-    assert cli._run(["serve", *(word.format(tmp=tmp_path) for word in words)]) == 2
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        facts = {"tmp": tmp_path, "taken": taken.getsockname()[1]}
+        assert cli._run(["serve", *(word.format(**facts) for word in words)]) == 2
     said = capsys.readouterr().err
     assert why in said and said.count("\n") == 1
 

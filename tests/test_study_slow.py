@@ -74,7 +74,7 @@ def test_a_study_killed_10_times_ends_with_the_results_of_one_run(tiny, tmp_path
 
 def test_ray_gives_the_same_results_though_a_worker_is_killed(tiny, tmp_path):
     pytest.importorskip("ray", reason="needs the ray extra")
-    more = ["--tasks", "sst2", "--seeds", "2", "--lr", "1e-2", "--epochs", "40"]
+    more = ["--tasks", "sst2", "--seeds", "2", "--lr", "1e-2", "--epochs", "30", "--method", "BitFit"]
     environment = {**os.environ, "BITFIT_CHECKPOINT_SECONDS": "0.2"}
     subprocess.run(command(tiny, "bitfit-table3", tmp_path / "local", *more), check=True, env=environment)
     words = command(tiny, "bitfit-table3", tmp_path / "ray", *more, "--engine", "ray", "--workers", "1")

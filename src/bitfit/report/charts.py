@@ -244,7 +244,7 @@ def _ticks(low: float, high: float, most: int = 4) -> list[float]:
     """Round numbers between two ends."""
     rough = (high - low) / most or 1.0
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough)
+    step = next(power * n for n in (1, 2, 5, 10) if power * n >= 0.7 * rough)
     first = math.ceil(low / step)
     return [round(n * step, 12) for n in range(first, math.floor(high / step) + 1)]
 

@@ -58,8 +58,8 @@ def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens) ->
     tokens.check(settings)
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; make it, or name a folder of deltas")
-    write_to_stderr(settings.log)
     with _listen(settings) as listening:
+        write_to_stderr(settings.log)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the model threads have the cores
         sys.setswitchinterval(0.0005)  # a thread that reads a file must not wait 5 ms for each of its small steps
         import torch
@@ -89,5 +89,5 @@ def _listen(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise UsageError(f"--host {settings.host} --port {settings.port}: cannot listen there ({error})") from error

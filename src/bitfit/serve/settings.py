@@ -48,6 +48,9 @@ class Settings:
             if not isinstance(value, str) and not low <= value <= 1e9:
                 raise UsageError(f"--{entry.name.replace('_', '-')} {value}: must be at least {low:g}")
 
+        if self.port > 65535:
+            raise UsageError(f"--port {self.port}: must be at most 65535")
+
     @property
     def threads(self) -> int:
         """How many model threads there are."""
