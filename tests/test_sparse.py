@@ -50,7 +50,8 @@ def assert_lanes_equal_stock(bank, batch, streams=None):
         dense = dense_gradients(bank, k, batch, streams)
         for name, found in by_name(bank, k, mine[k]).items():
             wanted = dense[name] if indices[k][name] is None else dense[name][indices[k][name]]
-            assert float((found - wanted).abs().max()) <= 1e-5 * float(dense[name].abs().max()), name
+            # Twice the bound of the logits: two orders of adding the same float32 terms were seen 1.03e-5 apart.
+            assert float((found - wanted).abs().max()) <= 2e-5 * float(dense[name].abs().max()), name
 
 
 @pytest.mark.parametrize("streams", [None, STREAMS], ids=["still", "dropout"])
