@@ -181,6 +181,8 @@ def test_doctor_answers(capsys):
         (["predict", "{tmp}/none.safetensors", "hi"], 4, "cannot be read"),
         (["predict", "{csv}", "hi"], 4, "not a usable bitfit file"),
         (["predict", "{csv}"], 2, "one of the two"),
+        (["predict", "{csv}", "hi", "--fle", "x.csv"], 2, "unrecognized arguments: --fle"),
+        (["count", "{folder}", "more"], 2, "unrecognized arguments: more"),
         (["train", "{csv}", "--base", "{folder}", "--out", "{tmp}"], 2, "it is a folder"),
         (["train", "{csv}", "--base", "{folder}", "--out", "{csv}/x.safetensors"], 2, "cannot be written"),
         (["train", "{csv}", "--base", "{folder}", "--out", "."], 2, "it is a folder"),
@@ -257,6 +259,9 @@ def test_injection_runs_through_every_command(folders, csv_file, tmp_path, capsy
     assert "b_v: biases for layers that have none" in run("inspect", out)
     assert json.loads(run("evaluate", out, str(csv_file), "--base", folder, "--json"))["rows"] == 64
     assert json.loads(run("predict", out, "good film", "--base", folder, "--json"))["label"]
+    assert run("predict", out, "--base", folder, "good film", "--json") == run(
+        "predict", out, "good film", "--json", "--base", folder
+    )
     assert "config.json" in run("export", out, "--base", folder, "--out", str(tmp_path / "model"))
     assert _run(["train", str(csv_file), "--base", folder, "--inject", "b_x"]) == 2
     assert _run(["export", out, "--base", folder, "--out", str(tmp_path / "folded"), "--fold"]) == 2

@@ -222,7 +222,13 @@ def test_questions_on_one_context_stay_on_one_side_of_the_split(tmp_path):
     assert not set(dataset.train.pairs) & set(dataset.dev.pairs)
 
 
-# ---- long inputs
+# ---- no words at all, and long inputs
+
+
+def test_a_sentence_without_words_has_no_tags_and_keeps_its_place(base):
+    answers = predict(made(base, "tagging"), [["good"], [], "", ["film"]], base)
+    assert [answer["tokens"] for answer in answers] == [["good"], [], [], ["film"]]
+    assert [len(answer["tags"]) for answer in answers] == [1, 0, 0, 1]
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])

@@ -21,7 +21,7 @@ LAYERS = (
     *("study", "study.options", "study.spec", "study.grid", "study.store", "study.sources", "study.runner"),
     *("study.cluster", "doctor", "report", "report.changemap", "report.statistics", "report.page", "report.charts"),
     *("report.findings", "report.verdicts", "report.tables", "report.figures", "report.pages"),
-    *("show", "study.terminal", "demo", "cli", "__main__"),
+    *("show", "study.terminal", "demo", "options", "cli", "__main__"),
 )
 
 

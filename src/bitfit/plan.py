@@ -82,7 +82,7 @@ class Plan:
     evals_per_epoch: int | None = _option(
         None, "evaluations per epoch; the best checkpoint is kept (2; 10 with --protocol holdout)", int
     )
-    schedule: str = _option("constant", "linear: warm-up, then down to 0", choices=("constant", "linear"))
+    schedule: str = _option("linear", "linear: warm-up, then down to 0", choices=("constant", "linear"))
     weight_decay: float = _option(0.0, "of the trained entries only", float)
     clip: float = _option(1.0, "largest gradient norm; 0: none", float)
     max_length: int | None = _option(None, "tokens per text (128; 384 with a question)", int)
