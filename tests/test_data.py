@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bitfit import data
-from bitfit.data import Columns, Examples, find_columns, load, load_labelled, rows, stream_texts
+from bitfit import data, splits
+from bitfit.columns import find_columns
+from bitfit.data import Columns, Examples, load, load_labelled, rows, stream_texts
 from bitfit.errors import DataError
 
 SHARED = Path(os.environ.get("BITFIT_SHARED", Path(__file__).parents[2] / "shared")) / "data"
@@ -523,7 +524,7 @@ seeds = st.integers(0, 5)
 @many
 @given(labels_of_many, seeds)
 def test_a_split_of_different_texts_is_disjoint_complete_and_stratified(labels, seed):
-    train, dev = data.split(examples([str(i) for i in range(len(labels))], labels), "classification", seed)
+    train, dev = splits.split(examples([str(i) for i in range(len(labels))], labels), "classification", seed)
     assert sorted(train + dev) == list(range(len(labels)))
     held_out = Counter(labels[i] for i in dev)
     for label, size in Counter(labels).items():
@@ -534,19 +535,19 @@ def test_a_split_of_different_texts_is_disjoint_complete_and_stratified(labels, 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 2)), min_size=1, max_size=60), seeds)
 def test_equal_texts_stay_on_one_side_and_every_class_stays_in_train(drawn, seed):
     texts, labels = [text for text, _ in drawn], [label for _, label in drawn]
-    train, dev = data.split(examples(texts, labels), "classification", seed)
+    train, dev = splits.split(examples(texts, labels), "classification", seed)
     assert not {texts[i] for i in train} & {texts[i] for i in dev}
     assert {labels[i] for i in train} == set(labels)
 
 
 def test_texts_with_different_pairs_are_different():
     found = Examples(["a"] * 40, [str(i) for i in range(40)], [0, 1] * 20, list(range(40)))
-    assert len(data.split(found, "classification", 0)[1]) == 4
+    assert len(splits.split(found, "classification", 0)[1]) == 4
 
 
 def test_a_large_split_holds_about_two_thousand():
     found = examples([str(i) for i in range(30_000)], [i % 3 for i in range(30_000)])
-    assert len(data.split(found, "classification", 0)[1]) in range(1998, 2003)
+    assert len(splits.split(found, "classification", 0)[1]) in range(1998, 2003)
 
 
 @many
@@ -555,10 +556,10 @@ def test_a_subset_is_exact_stratified_nested_and_repeatable(labels, seed, draw):
     found = examples([str(i) for i in range(len(labels))], labels)
     large = draw.draw(st.integers(1, len(labels)))
     small = draw.draw(st.integers(1, large))
-    taken = data.subset(found, "classification", large, seed)
+    taken = splits.subset(found, "classification", large, seed)
     assert len(set(taken)) == len(taken) == large
-    assert set(data.subset(found, "classification", small, seed)) <= set(taken)
-    assert taken == data.subset(found, "classification", large, seed)
+    assert set(splits.subset(found, "classification", small, seed)) <= set(taken)
+    assert taken == splits.subset(found, "classification", large, seed)
     counts = Counter(labels[i] for i in taken)
     assert all(abs(counts[k] - large * size / len(labels)) < 1 for k, size in Counter(labels).items())
 
@@ -567,7 +568,7 @@ def test_a_subset_is_exact_stratified_nested_and_repeatable(labels, seed, draw):
 @given(st.integers(2, 200), seeds)
 def test_a_regression_split_is_a_tenth(size, seed):
     found = Examples([str(i) for i in range(size)], None, [i / 7 for i in range(size)], list(range(size)))
-    train, dev = data.split(found, "regression", seed)
+    train, dev = splits.split(found, "regression", seed)
     assert sorted(train + dev) == list(range(size))
     assert len(dev) == max(1, round(size / 10))
 
@@ -636,7 +637,7 @@ def test_decimal_commas_are_an_error_that_shows_the_point(tmp_path):
 def test_a_constant_column_is_no_rival_of_a_numeric_label(tmp_path):
     rows = "".join(f"the film number {i},True,{i / 7:.3f}\n" for i in range(40))
     path = write(tmp_path / "a.csv", "review_text,verified,sentiment_score\n" + rows)
-    assert data.find_columns(path).label == "sentiment_score"
+    assert find_columns(path).label == "sentiment_score"
 
 
 def test_labels_that_differ_by_case_alone_are_noted(tmp_path):

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from bitfit import Plan, data, named, sources
+from bitfit import Plan, data, named, sources, splits
 from bitfit.cli import _run
 from bitfit.errors import UsageError
 from conftest import reviews
@@ -63,7 +63,7 @@ def test_subsets_are_exact_stratified_and_nested(seed):
     examples = data.Examples(texts, None, labels, list(range(1000)))
     smaller: set[int] = set()
     for size in (1, 10, 100, 500, 999, 1000):
-        chosen = data.subset(examples, "classification", size, seed)
+        chosen = splits.subset(examples, "classification", size, seed)
         assert len(chosen) == len(set(chosen)) == size and smaller <= set(chosen)
         counts = Counter(labels[i] for i in chosen)
         assert all(abs(counts[k] - size * labels.count(k) / 1000) < 1 for k in range(3))

@@ -1,10 +1,8 @@
-"""Records -> data sets: the only module that knows column names, label kinds and how a split is made."""
+"""Records -> data sets: texts, labels of every kind, and the files of a folder."""
 
 from __future__ import annotations
 
-import heapq
 import math
-import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,9 +10,10 @@ from dataclasses import replace
 from decimal import Decimal
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from . import labelsets, questions, sentences
+from .columns import LABELS, MANY_CLASSES, SAMPLE_ROWS, bare, column_names, find_columns, is_missing, number
 from .errors import DataError, suggest
 from .examples import Columns as Columns
 from .examples import Dataset as Dataset
@@ -23,34 +22,10 @@ from .examples import Files, Table, skipped
 from .examples import Kind as Kind
 from .formats import READERS, Row, StrPath, existing, extension, fault, plain_name
 from .formats import rows as rows
+from .splits import conflicts, split, subset
 
-DEV_SHARE, DEV_MOST = 0.1, 2000
-MANY_CLASSES, FEW_FLOATS = 50, 20
-SAMPLE_ROWS = 500
+FEW_FLOATS = 20
 
-PAIRS = (
-    ("sentence1", "sentence2"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("text1", "text2"),
-    ("texta", "textb"),
-    ("sentencea", "sentenceb"),
-    ("question", "sentence"),
-    ("query", "passage"),
-    ("query", "document"),
-    ("question", "passage"),
-)
-# In order of preference, compared without case, spaces and underscores.
-TEXTS = (
-    "text sentence review reviewtext content body comment commenttext tweet message document description abstract "
-    "utterance phrase question query prompt input headline title subject"
-)
-LABELS = (
-    "label labels target class category sentiment y gold goldlabel score rating stars star intent emotion topic "
-    "polarity similarity labelname labeltext labelid"
-)
-# "" is the index column that pandas writes; "unnamed0" is the same column after one more round trip.
-IDS = {"", "id", "ids", "idx", "index", "guid", "uuid", "uid", "rowid", "pairid", "unnamed0"}
 # What a folder may call its files: the first name is the role itself.
 ROLES = {
     "train": ("train", "train_sample"),
@@ -59,104 +34,25 @@ ROLES = {
 }
 
 
+class _Labels(Protocol):
+    """A module that knows what labels a kind of task has."""
+
+    def names(self, table: Table) -> tuple[str, ...]: ...
+    def examples(self, table: Table, labels: Sequence[str]) -> Examples: ...
+
+
+class _Reader(Protocol):
+    """A module that knows how the records of a kind of task are written."""
+
+    def find_columns(self, path: StrPath, *, text: str | None, text_pair: str | None, label: str | None) -> Columns: ...
+    def read(self, path: Path, columns: Columns) -> Table: ...
+    def stream(self, path: StrPath, columns: Columns) -> Iterator[tuple[int, Any, str | None]]: ...
+
+
 # The kinds of task whose records are no plain texts with one label.
-_READERS: dict[Kind, Any] = {"tagging": sentences, "answering": questions}
+_READERS: dict[Kind | None, _Reader] = {"tagging": sentences, "answering": questions}
 _OF_FORMAT: dict[str, Kind] = {".conllu": "tagging", ".json": "answering"}
-_LABELS: dict[Kind, Any] = {**_READERS, "multilabel": labelsets}
-
-
-# ---------------------------------------------------------------- rows -> columns
-
-
-def find_columns(
-    path: StrPath, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
-) -> Columns:
-    """What was asked for, completed by well-known names and then by looking; label is None if nothing tells it.
-
-    A text given without a pair means a single text, whatever else the file holds.
-    """
-    sample = [row.values for row in islice(rows(path), SAMPLE_ROWS)]
-    names = list(dict.fromkeys(chain(*sample)))
-    given = [name for name in (text, text_pair, label) if name is not None]
-    _check_given(path, given, names)
-    free = {n: [values.get(n) for values in sample] for n in names if n not in given and _bare(n) not in IDS}
-    if text is None:
-        text, text_pair = _find_text(path, free, text_pair, names)
-    rest = {n: values for n, values in free.items() if n not in (text, text_pair)}
-    return Columns(text, text_pair, label if label is not None else _find_label(path, rest))
-
-
-def _check_given(path: StrPath, given: list[str], names: list[str]) -> None:
-    for name in given:
-        if name not in names:
-            raise DataError(f'{path} has no column "{name}".{suggest(name, names)}')
-        if given.count(name) > 1:
-            raise DataError(f'Column "{name}" of {path} cannot be two of text, text pair and label at once.')
-
-
-def _bare(name: str) -> str:
-    return re.sub(r"[\W_]", "", name.lower())
-
-
-def _find_text(
-    path: StrPath, free: dict[str, list[object]], pair: str | None, names: list[str]
-) -> tuple[str, str | None]:
-    known = {_bare(name): name for name in reversed(free)}
-    for one, other in PAIRS:
-        if one in known and pair is None and other in known:
-            return known[one], known[other]
-        if one in known and pair is not None and _bare(pair) == other:
-            return known[one], pair
-    named = [known[name] for name in TEXTS.split() if name in known]
-    wordy = [name for name in free if _bare(name) not in LABELS.split() and _is_wordy(free[name])]
-    if not named and not wordy:
-        raise DataError(f"{path}: no column looks like text; pass --text with one of: {', '.join(names)}.")
-    return (named or [max(wordy, key=lambda name: _text_likeness(free[name]))])[0], pair
-
-
-def _is_wordy(values: list[object]) -> bool:
-    words = [v for v in values if isinstance(v, str) and v.strip() and _number(v) is None]
-    return 2 * len(words) > len(values)
-
-
-def _text_likeness(values: list[object]) -> tuple[bool, float]:
-    return not _is_class_like(values), sum(len(str(v)) for v in values) / len(values)
-
-
-def _find_label(path: StrPath, rest: dict[str, list[object]]) -> str | None:
-    known = {_bare(name): name for name in reversed(rest)}
-    named = [known[name] for name in LABELS.split() if name in known]
-    if named:
-        return named[0]
-    found = _only_candidate(rest)
-    if found is not None and found in _distinct(rest[found]):
-        raise DataError(f'{path}: the first line seems to be data ("{found}" is also a value); add a header line.')
-    return found
-
-
-def _only_candidate(rest: dict[str, list[object]]) -> str | None:
-    """The one column that could be a label; two are no decision, since a wrong one would train without complaint."""
-    classes = [name for name, values in rest.items() if _is_class_like(values)]
-    varied = [name for name in classes if len(_distinct(rest[name])) > 1]
-    numeric = [name for name, values in rest.items() if _is_numeric(values)]
-    strongest = varied or numeric or classes
-    return strongest[0] if len(strongest) == 1 else None
-
-
-def _is_numeric(values: list[object]) -> bool:
-    distinct = _distinct(values)
-    return bool(distinct) and all(_number(value) is not None for value in distinct)
-
-
-def _distinct(values: list[object]) -> set[str]:
-    return {str(v) for v in values if not _is_missing(v)}
-
-
-def _is_class_like(values: list[object]) -> bool:
-    scalar = all(v is None or isinstance(v, str | int | float) for v in values)
-    distinct = _distinct(values) if scalar else set()
-    few = 0 < len(distinct) <= max(2, min(MANY_CLASSES, len(values) // 2))
-    return few and max(map(len, distinct)) <= 40
+_LABELS: dict[Kind, _Labels] = {"tagging": sentences, "answering": questions, "multilabel": labelsets}
 
 
 # ---------------------------------------------------------------- rows -> texts and raw labels
@@ -168,7 +64,7 @@ def stream_texts(
     """Line, text and pair of every record, empty texts included, so that answers match the file row by row."""
     find_columns_of(kind, path, text=columns.text, text_pair=columns.text_pair)
     if kind in _READERS:
-        return _READERS[kind].stream(path, columns)  # type: ignore[no-any-return]
+        return _READERS[kind].stream(path, columns)
     return ((line, *_texts(Path(path), line, values, columns)) for line, values in rows(path))
 
 
@@ -187,13 +83,9 @@ def _text(path: Path, line: int, name: str, value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _is_missing(value: object) -> bool:
-    return value is None or (isinstance(value, str) and not value.strip())
-
-
 def _read(path: Path, columns: Columns, kind: Kind | None = None) -> Table:
     if kind in _READERS:
-        return _READERS[kind].read(path, columns)  # type: ignore[no-any-return]
+        return _READERS[kind].read(path, columns)
     several = _label_columns(path, columns.label) if kind == "multilabel" else ()
     kept: list[tuple[int, str, str | None, object]] = []
     empty, unlabelled = [], []
@@ -202,7 +94,7 @@ def _read(path: Path, columns: Columns, kind: Kind | None = None) -> Table:
         label = labelsets.chosen_columns(path, line, values, several) if several else values.get(columns.label or "")
         if not text.strip() or (pair is not None and not pair.strip()):
             empty.append(line)
-        elif label is None or (kind != "multilabel" and _is_missing(label)):
+        elif label is None or (kind != "multilabel" and is_missing(label)):
             unlabelled.append(line)
         else:
             read = labelsets.label_set if kind == "multilabel" else _scalar
@@ -225,19 +117,10 @@ def _scalar(path: Path, line: int, label: object) -> object:
 # ---------------------------------------------------------------- raw labels -> kind and labels
 
 
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
-        return None
-    try:
-        return None if isinstance(value, str) and "_" in value else float(value)
-    except (ValueError, OverflowError):
-        return None
-
-
 def _is_float(value: object) -> bool:
     """Whether it is written as a float: by its type, or with a decimal point or an exponent."""
     if isinstance(value, str):
-        return _number(value) is not None and any(sign in value for sign in ".eE")
+        return number(value) is not None and any(sign in value for sign in ".eE")
     return isinstance(value, float | Decimal)
 
 
@@ -252,7 +135,7 @@ def _class_name(value: object) -> str:
 
 def _infer_kind(table: Table) -> tuple[Kind, list[str]]:
     """Float labels mean regression, unless they are a few whole numbers."""
-    numbers = [_number(label) for label in table.labels]
+    numbers = [number(label) for label in table.labels]
     _refuse_decimal_commas(table)
     if not any(map(_is_float, table.labels)) or not _all_numbers(table, numbers):
         return "classification", []
@@ -281,7 +164,7 @@ def _all_numbers(table: Table, numbers: list[float | None]) -> bool:
 
 
 def _finite(path: Path, line: int, label: object) -> float:
-    value = _number(label)
+    value = number(label)
     if value is None or not math.isfinite(value):
         raise fault(path, line, f'label "{label}" is not a finite number as the other labels are.')
     return value
@@ -289,7 +172,7 @@ def _finite(path: Path, line: int, label: object) -> float:
 
 def _label_names(table: Table, kind: Kind) -> tuple[str, ...]:
     if kind in _LABELS:
-        return _LABELS[kind].names(table)  # type: ignore[no-any-return]
+        return _LABELS[kind].names(table)
     return _class_names(table) if kind == "classification" else ()
 
 
@@ -304,7 +187,7 @@ def _class_names(table: Table) -> tuple[str, ...]:
 
 def _examples(table: Table, kind: Kind, labels: Sequence[str], numbered: bool = False) -> Examples:
     if kind in _LABELS:
-        return _LABELS[kind].examples(table, labels)  # type: ignore[no-any-return]
+        return _LABELS[kind].examples(table, labels)
     raw = zip(table.lines, table.labels, strict=True)
     if kind == "regression":
         return Examples(table.texts, table.pairs, [_finite(table.path, *item) for item in raw], table.lines)
@@ -334,90 +217,6 @@ def _require_label(path: StrPath, columns: Columns) -> None:
     if columns.label is None:
         names = ", ".join(column_names(path))
         raise DataError(f"{path}: cannot tell which column is the label; pass --label with one of: {names}.")
-
-
-def column_names(path: StrPath) -> list[str]:
-    """The columns of a file's first rows, in order."""
-    return list(dict.fromkeys(chain(*(row.values for row in islice(rows(path), SAMPLE_ROWS)))))
-
-
-# ---------------------------------------------------------------- splits and subsets
-
-
-def _strata(examples: Examples, kind: Kind) -> list[int]:
-    return [int(label) for label in examples.labels] if kind == "classification" else [0] * len(examples)
-
-
-def _duplicates(examples: Examples, by_pair: bool = False) -> list[list[int]]:
-    """Indices grouped by equal text and pair (or by equal pair alone), in order of first appearance."""
-    pairs = examples.pairs or examples.texts
-    groups: dict[tuple[Any, str], list[int]] = {}
-    for i, key in enumerate(zip(pairs if by_pair else examples.texts, pairs, strict=True)):
-        groups.setdefault(key, []).append(i)
-    return list(groups.values())
-
-
-def _agrees(examples: Examples, group: list[int]) -> bool:
-    return len(group) == 1 or len({examples.labels[i] for i in group}) == 1
-
-
-def split(examples: Examples, kind: Kind, seed: int, share: float | None = None) -> tuple[list[int], list[int]]:
-    """Indices of train and dev: this share (10%, at most about 2,000) of every class, equal texts on one side.
-
-    A text with conflicting labels stays in train, so that every class keeps an example there and dev is clean.
-    Questions on one context stay together.
-    """
-    strata = _strata(examples, kind)
-    groups: defaultdict[int, list[list[int]]] = defaultdict(list)
-    for group in _duplicates(examples, kind == "answering"):
-        if kind == "answering" or _agrees(examples, group):
-            groups[strata[group[0]]].append(group)
-    share = share or min(DEV_SHARE, DEV_MOST / max(1, len(examples)))
-    rng = random.Random(f"split {seed}")
-    sizes = sorted(Counter(strata).items())
-    dev = set(chain.from_iterable(_dev_part(groups[stratum], size, share, rng) for stratum, size in sizes))
-    return [i for i in range(len(examples)) if i not in dev], sorted(dev)
-
-
-def _dev_part(groups: list[list[int]], size: int, share: float, rng: random.Random) -> list[int]:
-    rng.shuffle(groups)
-    wanted = max(1, round(share * size)) if size > 1 else 0
-    chosen: list[int] = []
-    for group in groups:
-        if len(chosen) + len(group) <= wanted:
-            chosen += group
-    smallest = min(groups, key=len, default=[])
-    return smallest if wanted and not chosen and len(smallest) < size else chosen
-
-
-def subset(examples: Examples, kind: Kind, size: int, seed: int) -> list[int]:
-    """Indices of exactly so many examples, each class with its share; a smaller subset lies within a larger one."""
-    if not 1 <= size <= len(examples):
-        raise DataError(f"Train size {size:,} is not between 1 and the {len(examples):,} training rows there are.")
-    members: defaultdict[int, list[int]] = defaultdict(list)
-    for i, stratum in enumerate(_strata(examples, kind)):
-        members[stratum].append(i)
-    pools = [members[stratum] for stratum in sorted(members)]
-    rng = random.Random(f"subset {seed}")
-    for pool in pools:
-        rng.shuffle(pool)
-    return sorted(pools[k].pop() for k in islice(_interleaved([len(pool) for pool in pools]), size))
-
-
-def _interleaved(sizes: list[int]) -> Iterator[int]:
-    """Class after class so that every prefix holds each class's share rounded down or up.
-
-    The j-th member of a class must appear in the slots where its class's share passes from j to j + 1;
-    taking the earliest deadline first always meets all of them (unit jobs with release times).
-    """
-    total = sum(sizes)
-    jobs = ((j * total // size, -(-(j + 1) * total // size), k) for k, size in enumerate(sizes) for j in range(size))
-    waiting = sorted(jobs, reverse=True)
-    ready: list[tuple[int, int]] = []
-    for slot in range(total):
-        while waiting and waiting[-1][0] <= slot:
-            heapq.heappush(ready, waiting.pop()[1:])
-        yield heapq.heappop(ready)[1]
 
 
 # ---------------------------------------------------------------- the whole data set
@@ -494,14 +293,14 @@ def suggest_kind(path: StrPath, label: str | None = None) -> Kind | None:
         return "tagging"
     if label is not None and len(_label_columns(Path(path), label)) > 1:
         return "multilabel"
-    names = [label] if label else [name for name in sample[0].values if _bare(name) in LABELS.split()]
+    names = [label] if label else [name for name in sample[0].values if bare(name) in LABELS.split()]
     lists = names and any(isinstance(row.values.get(names[0]), list) for row in sample)
     return "multilabel" if lists else None
 
 
 def _label_columns(path: Path, label: str | None) -> tuple[str, ...]:
     """The columns that --label a,b,c names; none if it is a single column's name."""
-    held = dict.fromkeys(chain(*(row.values for row in islice(rows(path), SAMPLE_ROWS))))
+    held = column_names(path)
     if label is None or label in held or "," not in label:
         return ()
     several = tuple(part.strip() for part in label.split(","))
@@ -521,7 +320,7 @@ def find_columns_of(
 ) -> Columns:
     """`find_columns` for any kind of task."""
     if kind in _READERS:
-        return _READERS[kind].find_columns(path, text=text, text_pair=text_pair, label=label)  # type: ignore[no-any-return]
+        return _READERS[kind].find_columns(path, text=text, text_pair=text_pair, label=label)
     several = _label_columns(Path(path), label) if kind == "multilabel" else ()
     found = find_columns(path, text=text, text_pair=text_pair, label=several[0] if several else label)
     return replace(found, label=label) if several else found
@@ -613,7 +412,7 @@ def _tested(
 def _is_unlabelled(row: Row, label: str, labels: tuple[str, ...]) -> bool:
     """Whether the label is missing, or the -1 by which public test sets hide theirs."""
     value = row.values.get(label)
-    return _is_missing(value) or ("-1" not in labels and _class_name(value) == "-1")
+    return is_missing(value) or ("-1" not in labels and _class_name(value) == "-1")
 
 
 def _cut(
@@ -639,9 +438,8 @@ def _sizes(train: Examples, dev: Examples, test: Examples | None) -> str:
 
 def _doubts(examples: Examples, labels: tuple[str, ...]) -> list[str]:
     notes = []
-    conflicts = sum(not _agrees(examples, group) for group in _duplicates(examples))
-    if conflicts:
-        notes.append(f"{conflicts:,} repeated {'texts have' if conflicts > 1 else 'text has'} conflicting labels.")
+    if count := conflicts(examples):
+        notes.append(f"{count:,} repeated {'texts have' if count > 1 else 'text has'} conflicting labels.")
     if len(labels) > MANY_CLASSES:
         notes.append(f"{len(labels):,} classes are many; if the labels are amounts, write them as floats (3.0, 4.5).")
     spelt = [names for names in _spellings(labels).values() if len(names) > 1]

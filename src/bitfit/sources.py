@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from . import data, named
+from .columns import column_names
 from .errors import DataError, UsageError, suggest
 from .examples import Dataset, Files, Kind
 from .formats import StrPath
@@ -115,7 +116,7 @@ def _files(task: NamedTask, place: Place) -> Files:
 
 def _columns(task: NamedTask, file: Path, given: Mapping[str, str | None]) -> dict[str, str | None]:
     """The task's columns as this file calls them; what the user names wins."""
-    there = data.column_names(file)
+    there = column_names(file)
     found: dict[str, str | None] = {}
     for role, names in task.columns.items():
         name = given.get(role) or next((name for name in names if name in there), None)

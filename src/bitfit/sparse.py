@@ -133,11 +133,11 @@ def add_gradients(
     for place, seen, change, trains in zip(places, saved[::2], saved[1::2], wanted, strict=True):
         rows, columns = place.patch.sides
         above = _take(gradient[place.rows, place.outputs], rows)
-        if below is not None:
-            _add(below[place.rows], columns, above * change if change.dim() == 1 else above @ change)
         own = None
         if trains:
             own = (above * seen).sum(0) if change.dim() == 1 else (above.t() @ seen).view(-1)
+        if below is not None:
+            _add(below[place.rows], columns, above.mul_(change) if change.dim() == 1 else above @ change)
         values.append(own)
     return values
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from .. import data
+from ..columns import find_columns
 from ..errors import DataError, UsageError
 from .client import Client
 
@@ -93,9 +94,7 @@ def read_texts(path: Path | None, column: str | None = None) -> list[str]:
         return list(SENTENCES)
     found = [
         text
-        for _, (_, text, _) in zip(
-            range(MOST), data.stream_texts(path, data.find_columns(path, text=column)), strict=False
-        )
+        for _, (_, text, _) in zip(range(MOST), data.stream_texts(path, find_columns(path, text=column)), strict=False)
     ]
     if not found:
         raise DataError(f"{path}: there is no text in it")

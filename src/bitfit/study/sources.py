@@ -6,9 +6,10 @@ import hashlib
 from dataclasses import replace
 from typing import Any
 
-from .. import data, sources
+from .. import sources
 from ..errors import DataError, UsageError
 from ..examples import Dataset, Examples
+from ..splits import subset
 
 OTHER_DEV = "dev_mismatched"  # of MNLI, scored by the trials of mnli
 IN_DOMAIN = "dev_in_domain"  # of CoLA: what-to-freeze's test set of 527 sentences
@@ -42,7 +43,7 @@ def dataset(
 def _cut(found: Dataset, part: Examples, size: int | None) -> Examples:
     if size is None or size >= len(part):
         return part
-    return part.take(data.subset(part, found.kind, size, 0))
+    return part.take(subset(part, found.kind, size, 0))
 
 
 def fingerprint(found: Dataset) -> str:
