@@ -659,6 +659,16 @@ def test_tokens_come_from_files_too(tmp_path):
     assert tokens.ask is not None and tokens.ask.matches(ASK.encode()) and not tokens.ask.matches(b"other")
 
 
+def test_a_paced_load_is_as_heavy_at_its_beginning_as_at_its_end():
+    import random
+
+    from bitfit.serve.load import due_times
+
+    moments = np.array([t for k in range(64) for t in due_times(random.Random(k), 0.5, 100.0, 140.0)])
+    counts = np.histogram(moments, 4, (100.0, 140.0))[0]
+    assert counts.sum() == pytest.approx(64 * 0.5 * 40, rel=0.1) and counts.min() > 0.8 * counts.max()
+
+
 def test_the_load_generator_counts_what_it_asked(shared_live):
     from bitfit.serve.load import Load, measure
 

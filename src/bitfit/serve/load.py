@@ -9,7 +9,7 @@ import random
 import ssl
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,14 +120,9 @@ async def _measure(load: Load, texts: Sequence[str], tasks: Sequence[str], token
     async def client(number: int) -> None:
         draw = random.Random(load.seed * 10_000 + number)
         line = Line(load.url, token)
-        due = began + (draw.random() * load.clients / load.rate if load.rate else 0.0)
-        while (now := time.monotonic()) < until:
-            if load.rate:
-                await asyncio.sleep(max(0.0, due - now))
-                # The clock runs from when the request was due: a slow service must not slow down the clients.
-                asked, due = due, due + draw.expovariate(load.rate / load.clients)
-            else:
-                asked = now
+        # With a rate the clock runs from when a request was due: a slow service must not slow down the clients.
+        for asked in due_times(draw, load.rate / load.clients, began, until) if load.rate else _at_once(until):
+            await asyncio.sleep(max(0.0, asked - time.monotonic()))
             items = [{"task": draw.choice(tasks), "text": draw.choice(texts)} for _ in range(load.texts)]
             code, _ = await line.post("/v1/predict", {"items": items})
             codes[code] += 1
@@ -137,6 +132,20 @@ async def _measure(load: Load, texts: Sequence[str], tasks: Sequence[str], token
 
     await asyncio.gather(*(client(number) for number in range(load.clients)))
     return Result(load, time.monotonic() - began, np.array(latencies), dict(codes))
+
+
+def due_times(draw: random.Random, rate: float, began: float, until: float) -> Iterator[float]:
+    """Moments at random, so many a second from the beginning to the end (a Poisson process)."""
+    due = began + draw.expovariate(rate)
+    while due < until:
+        yield due
+        due += draw.expovariate(rate)
+
+
+def _at_once(until: float) -> Iterator[float]:
+    """Now, as long as there is time."""
+    while (now := time.monotonic()) < until:
+        yield now
 
 
 class Line:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -71,6 +72,8 @@ def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens) ->
             make_app(service, tokens), log_config=None, access_log=False, server_header=False, ws="none",
             proxy_headers=False, timeout_keep_alive=30, timeout_graceful_shutdown=GRACE, lifespan="on",
         )  # fmt: skip
+        gc.collect()
+        gc.freeze()  # what is here stays: a collection that looks through all of torch stops every thread for 0.3 s
         with suppress(KeyboardInterrupt):  # the signal that ended it, raised again by uvicorn
             _Server(config, service).run(sockets=[listening])
         log("warning", "stopped")
