@@ -46,7 +46,7 @@ from sides import (
 )
 
 import bitfit
-from bitfit import Base, Delta, Model, training
+from bitfit import Base, Delta, Model, loop
 from bitfit.bank import Bank, lane_of_delta
 from bitfit.folding import serving_form
 from bitfit.rows import Rows
@@ -266,12 +266,12 @@ def prefix(n: int) -> Iterator[Figure]:
             csv.writer(file).writerows(
                 [("text", "label"), *((text, i % 2) for i, text in enumerate(texts("sst2")[0][:PREFIX_TEXTS]))]
             )
-        for room in (training.PREFIX_BYTES, 0):
-            training.PREFIX_BYTES, before = room, training.PREFIX_BYTES
+        for room in (loop.PREFIX_BYTES, 0):
+            loop.PREFIX_BYTES, before = room, loop.PREFIX_BYTES
             began = time.process_time()
             bitfit.train(path, mini(), select="none", lr=[1e-3], epochs=epochs, threads=1)
             seconds.append(time.process_time() - began)
-            training.PREFIX_BYTES = before
+            loop.PREFIX_BYTES = before
     name = f"MiniLM, `--select none`, {epochs} epochs of {PREFIX_TEXTS} sst2 texts: faster than uncached"
     yield at_least(name, seconds[1] / seconds[0], 10)
 

@@ -15,7 +15,7 @@ LAYERS = (
     *("examples", "formats", "sentences", "questions", "labelsets", "encode", "columns", "splits", "data"),
     *("named", "sources"),
     *("tasks.metrics", "tasks.sums", "tasks.task", "tasks.texts", "tasks.tagging", "tasks.answering", "tasks"),
-    *("stop", "checkpoint", "plan", "training", "resident", "prediction", "glue", "exporting", "audit"),
+    *("stop", "checkpoint", "plan", "loop", "training", "resident", "prediction", "glue", "exporting", "audit"),
     *("serve", "serve.settings", "serve.journal", "serve.client", "serve.load", "serve.wire", "serve.meters"),
     *("serve.folder", "serve.shelf", "serve.batcher", "serve.service", "serve.gate", "serve.app", "serve.run"),
     *("study", "study.options", "study.spec", "study.grid", "study.store", "study.sources", "study.runner"),

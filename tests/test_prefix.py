@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bitfit import train, training
+from bitfit import loop, train, training
 from bitfit.bank import Bank, lane_to_train
 from bitfit.errors import Interrupted
 from bitfit.model import Model
@@ -88,7 +88,7 @@ def same(one, other):
 @pytest.mark.parametrize("select", ["none", "bias@last1"])
 def test_training_is_the_same_where_the_states_do_not_fit(base, csv_file, monkeypatch, select):
     cached, _ = deltas(csv_file, base, select=select)
-    monkeypatch.setattr(training, "PREFIX_BYTES", 0)
+    monkeypatch.setattr(loop, "PREFIX_BYTES", 0)
     uncached, _ = deltas(csv_file, base, select=select)
     for one, other in zip(cached, uncached, strict=True):
         for name, value in one.tensors.items():

@@ -104,14 +104,14 @@ class Churn:
         self.history.end(task)
         self.changes += 1
 
-    async def churn(self) -> None:
-        draw, there, line = random.Random(0), set(self.names), Line(self.url, CHANGE)
+    async def churn(self, names: list[str], pause: float) -> None:
+        draw, there, line = random.Random(names[0]), set(names), Line(self.url, CHANGE)
         while not self.over:
-            began, task = time.monotonic(), draw.choice(self.names)
+            began, task = time.monotonic(), draw.choice(names)
             remove = task in there and draw.random() < 0.25
             await self.change(line, task, None if remove else draw.randrange(len(self.files)))
             there.discard(task) if remove else there.add(task)
-            await asyncio.sleep(max(0.0, 0.05 - (time.monotonic() - began)))
+            await asyncio.sleep(max(0.0, pause - (time.monotonic() - began)))
         line.close()
 
     async def ask(self, number: int, count: int) -> None:
@@ -137,10 +137,10 @@ class Churn:
         for number, task in enumerate(self.names):
             await self.change(line, task, number)
         line.close()
-        churning = asyncio.create_task(self.churn())
+        churning = [asyncio.create_task(self.churn(self.names[k::4], 4 / 20)) for k in range(4)]
         await asyncio.gather(*(self.ask(i, requests // 16) for i in range(16)))
         self.over = True
-        await churning
+        await asyncio.gather(*churning)
 
 
 def test_50000_requests_while_20_tasks_a_second_change_have_no_wrong_answer(small):

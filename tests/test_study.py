@@ -323,8 +323,8 @@ def test_two_runs_of_a_study_at_once_are_refused(tiny, tmp_path):
 
 
 def test_dropout_can_be_off_or_on_in_the_first_tenth_only():
+    from bitfit.loop import drops_out
     from bitfit.plan import Plan
-    from bitfit.training import drops_out
 
     trial = type("T", (), {"batch": 1, "dropout": "first-tenth"})()
     assert [step for step in range(1, 41) if drops_out(trial, step, 20)] == [1, 2, 21, 22]

@@ -13,9 +13,10 @@ import torch
 
 from bitfit import tensorfile, train
 from bitfit.errors import DataError, DeltaError, Diverged, Interrupted, UsageError
+from bitfit.loop import batch_rows, evaluation_steps, schedule
 from bitfit.plan import Plan, default_rates
 from bitfit.selection import select as choose
-from bitfit.training import batch_rows, evaluation_steps, run_folder, schedule
+from bitfit.training import run_folder
 from conftest import reviews
 
 QUICK = {"lr": 1e-2, "epochs": 2}
@@ -110,7 +111,7 @@ def test_each_trial_keeps_its_history(base, csv_file, tmp_path):
 
 
 def test_the_loss_history_has_at_most_1000_points():
-    from bitfit.training import LOSS_POINTS, Runner
+    from bitfit.loop import LOSS_POINTS, Runner
 
     runner = Runner.__new__(Runner)
     runner.pending, runner.history = [], []
@@ -163,7 +164,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(base, csv_file, tmp_path, 
 
 
 def test_an_interruption_inside_an_evaluation_loses_nothing(base, csv_file, tmp_path, monkeypatch):
-    from bitfit.training import Job
+    from bitfit.loop import Job
 
     whole = train(csv_file, base, **QUICK).best.delta.encode()
     outputs, calls = Job.outputs, []

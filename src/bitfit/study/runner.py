@@ -18,9 +18,10 @@ from ..audit import count
 from ..base import Base, load_base
 from ..checkpoint import SECONDS, Store
 from ..errors import DataError, Interrupted, SelectionError, UsageError, suggest
+from ..loop import Job, Runner, Watch
 from ..plan import Plan, Trial, default_rates
 from ..selection import parse_init, select
-from ..training import Job, Outcome, Runner, Watch, passes, prepare, run_pass, tested
+from ..training import Outcome, passes, prepare, run_pass, tested
 from . import grid
 from . import sources as data_of
 from .grid import Point, Settings
