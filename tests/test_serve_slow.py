@@ -137,7 +137,7 @@ class Churn:
         for number, task in enumerate(self.names):
             await self.change(line, task, number)
         line.close()
-        churning = [asyncio.create_task(self.churn(self.names[k::4], 4 / 20)) for k in range(4)]
+        churning = [asyncio.create_task(self.churn(self.names[k::2], 2 / 20)) for k in range(2)]
         await asyncio.gather(*(self.ask(i, requests // 16) for i in range(16)))
         self.over = True
         await asyncio.gather(*churning)
