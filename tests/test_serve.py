@@ -180,7 +180,6 @@ def test_the_list_is_searched_by_name_and_label_and_paged(serve, tasks):
         ({"task": "two", "inputs": [{"text": "a", "text_pair": "b"}]}, 422, "inputs.0"),
         ({"task": "pair", "inputs": ["a"]}, 422, "inputs.0"),
         ({"task": "pair", "inputs": [{"question": "a"}]}, 422, "inputs.0"),
-        ({"task": "tags", "inputs": [{"words": []}]}, 422, "inputs.0"),
         ({"task": "tags", "inputs": ["good", {"text": "a", "text_pair": "b", "words": ["c"]}]}, 422, "inputs.1"),
         ({"task": "two"}, 422, "task"),
         ({"task": "two", "inputs": []}, 422, "inputs"),
@@ -198,6 +197,11 @@ def test_the_list_is_searched_by_name_and_label_and_paged(serve, tasks):
 def test_a_wrong_request_is_refused_with_its_field(shared_live, body, status, field):
     found, answer = shared_live.ask(body)
     assert (found, answer["error"]["field"]) == (status, field), answer
+
+
+def test_a_sentence_without_words_is_answered_without_tags(shared_live):
+    found, answer = shared_live.ask({"task": "tags", "inputs": [{"words": []}, ""]})
+    assert found == 200 and [result["tags"] for result in answer["results"]] == [[], []]
 
 
 @pytest.fixture(scope="module")
