@@ -123,6 +123,7 @@ def _train(method: Method, protocol: Protocol, dataset: Dataset, base: Base, out
         run = train(
             dataset, base, out=out, watch=watch,
             select=method.select, lr=method.rates, epochs=protocol.epochs, evals_per_epoch=protocol.evals_per_epoch,
+            schedule=protocol.schedule,
         )  # fmt: skip
     return run, time.monotonic() - began
 

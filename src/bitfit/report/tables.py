@@ -76,7 +76,10 @@ def _by_task(table: Table, findings: Findings) -> Grid:
         extra = Row(label=f"{method} {rate:g}" if rate else method, method=method)
         rows.append([extra.label, "", *_task_cells(extra, rate, table, columns, findings)])
     notes = [SILENT] if any((task, findings.size(task)) in findings.silent for task in findings.tasks) else []
-    return Grid(_title(table, findings), ["", "% param", *columns], rows, table.caption, notes)
+    head = ["", "% param", *columns]
+    if not any(row.share for row in table.rows):  # a column of the papers that this table has no need of
+        head, rows = [head[0], *head[2:]], [[row[0], *row[2:]] for row in rows]
+    return Grid(_title(table, findings), head, rows, table.caption, notes)
 
 
 def _unlisted(table: Table, findings: Findings) -> list[tuple[str, float | None]]:
@@ -265,7 +268,7 @@ def costs(findings: Findings) -> Grid:
             memory = max(result.cost.get("memory", 0.0) for result in done)
             lost = sum(result.status == "diverged" for result in done)
             rows.append([method, str(len(done)), str(lost), f"{math.fsum(seconds) / len(seconds):.1f}",
-                         f"{math.fsum(seconds) / 60:.1f}", f"{memory / 1e6:,.0f}"])  # fmt: skip
+                         f"{math.fsum(seconds) / 60:.1f}", f"{memory / 1e6:,.0f}" if memory else "–"])  # fmt: skip
     head = ["", "trials", "diverged", "s per trial", "min in all", "peak MB"]
     note = "Trials of one pass share its time and memory; wall time on whatever else the machine was doing."
     return Grid(f"Time and memory, {findings.base}", head, rows, note)
