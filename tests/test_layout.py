@@ -12,7 +12,7 @@ SOURCE = ROOT / "src" / "bitfit"
 LAYERS = (
     *("errors", "anatomy", "selection", "tensorfile", "rows", "injection", "base", "delta", "sharing", "model"),
     *("folding", "dropout", "sparse", "layout", "layer", "packed", "bank"),
-    *("examples", "formats", "sentences", "questions", "labelsets", "encode", "columns", "splits", "data"),
+    *("examples", "formats", "columns", "sentences", "questions", "labelsets", "encode", "splits", "data"),
     *("named", "sources"),
     *("tasks.metrics", "tasks.sums", "tasks.task", "tasks.texts", "tasks.tagging", "tasks.answering", "tasks"),
     *("stop", "checkpoint", "plan", "loop", "training", "resident", "prediction", "glue", "exporting", "audit"),

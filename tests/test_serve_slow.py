@@ -326,7 +326,7 @@ def test_1000_mixed_tasks_are_served_as_fast_as_a_stock_loop_runs_one(minilm, pe
         half = measure(Load(process.url, 64, per_request, 2 * seconds, rate=rate), sentences, names)
     late = half.json()["p99_ms"]
     print(f"\n{per_request} texts a request: {found}; p99 at half of it {late:.0f} ms")
-    assert found["codes"] == [200] and max(found["wall"], found["cpu"]) >= least
+    assert found["codes"] == [200] and min(found["wall"], found["cpu"]) >= least
     assert set(half.codes) == {200}
 
 

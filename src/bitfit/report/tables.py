@@ -71,15 +71,16 @@ def _columns(table: Table, findings: Findings) -> list[str]:
 
 def _by_task(table: Table, findings: Findings) -> Grid:
     columns = _columns(table, findings)
-    rows: Rows = [[row.label, row.share, *_task_cells(row, row.rate, table, columns, findings)] for row in table.rows]
+    shares = ["% param"] if any(row.share for row in table.rows) else []  # the papers' column, where they have it
+    every = [(row, row.rate) for row in table.rows]
     for method, rate in _unlisted(table, findings):
-        extra = Row(label=f"{method} {rate:g}" if rate else method, method=method)
-        rows.append([extra.label, "", *_task_cells(extra, rate, table, columns, findings)])
+        every.append((Row(label=f"{method} {rate:g}" if rate else method, method=method), rate))
+    rows: Rows = [
+        [row.label, *(row.share for _ in shares), *_task_cells(row, rate, table, columns, findings)]
+        for row, rate in every
+    ]
     notes = [SILENT] if any((task, findings.size(task)) in findings.silent for task in findings.tasks) else []
-    head = ["", "% param", *columns]
-    if not any(row.share for row in table.rows):  # a column of the papers that this table has no need of
-        head, rows = [head[0], *head[2:]], [[row[0], *row[2:]] for row in rows]
-    return Grid(_title(table, findings), head, rows, table.caption, notes)
+    return Grid(_title(table, findings), ["", *shares, *columns], rows, table.caption, notes)
 
 
 def _unlisted(table: Table, findings: Findings) -> list[tuple[str, float | None]]:
