@@ -521,7 +521,7 @@ def test_a_stuck_or_dead_model_thread_is_not_ready(serve, tasks, monkeypatch):
     [thread.join() for thread in threads]
     until(lambda: live.call("GET", "/readyz")[0] == 200)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    monkeypatch.setattr(live.service.batcher, "_work", lambda _: exec("raise SystemError"))
+    monkeypatch.setattr(live.service.batcher, "_work", lambda *_: exec("raise SystemError"))
     in_background(live, [{"task": "two", "inputs": ["good"], "deadline_ms": 500}])[0][0].join()
     until(lambda: "died" in str(json.loads(live.call("GET", "/readyz")[2])["trouble"]))
 

@@ -58,7 +58,7 @@ class Model(nn.Module):
         super().__init__()
         self.base = base
         self._sites = base.anatomy if inject == NONE else base.grown(inject)
-        self.pool = resolve_pool(base, pool)
+        self.outputs, self.pool = outputs, resolve_pool(base, pool)
         self.whole: nn.Module
         if self.pool != "cls":
             self.whole = Head(base.width, outputs, _dropout(base.config))

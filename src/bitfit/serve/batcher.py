@@ -1,5 +1,7 @@
 """The queue and the model threads: texts of any tasks share passes through the base, no task at another's expense.
 
+A thread computes itself, or has a process that does.
+
 Tasks take turns, text by text, until a pass has its tokens; so a task that asks for much waits for itself. How much of
 the queue a task may fill is as much as is still free, so that there is always room for another.
 """
@@ -23,6 +25,7 @@ from ..tensorfile import Array
 from .meters import Meters
 from .settings import Settings
 from .wire import Refusal
+from .workers import Outputs, Worker, can_fork
 
 Answer = dict[str, Any]
 STUCK = 4.0  # seconds on one pass after which a model thread counts as stuck
@@ -83,13 +86,19 @@ class Batcher:
     def __init__(self, host: Host, settings: Settings, meters: Meters, log: Callable[..., None]) -> None:
         self.host, self.settings, self.meters, self.log = host, settings, meters, log
         self._lines: OrderedDict[str, deque[Piece]] = OrderedDict()
-        self._probes: deque[Callable[[], None]] = deque()
+        self._probes: deque[Callable[[Outputs], None]] = deque()
         self._held: Counter[str] = Counter()  # texts of each task that are promised a place and not yet taken
         self._waiting = self._tokens = self._idle = 0
         self._more = threading.Condition()
         self._stopping = False
         self.busy_since: dict[int, float | None] = {}
         self._threads: list[threading.Thread] = []
+        self._workers: list[Worker] = []
+
+    def fork(self) -> None:
+        """Give each model thread a process, where that works. No thread of any kind may have been started."""
+        if can_fork(self.host):
+            self._workers = [Worker(self.host) for _ in range(self.settings.threads)]
 
     def start(self) -> None:
         """Start the model threads."""
@@ -108,6 +117,8 @@ class Batcher:
         until = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
+        for worker in self._workers:
+            worker.end()
         return not any(thread.is_alive() for thread in self._threads)
 
     @property
@@ -170,8 +181,8 @@ class Batcher:
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
 
-        def work() -> None:
-            self.host.outputs([(resident, rows)])
+        def work(outputs: Outputs) -> None:
+            outputs([(resident, rows)])
             loop.call_soon_threadsafe(done.set)
 
         with self._more:
@@ -210,16 +221,17 @@ class Batcher:
     # ---- what the model threads do ----
 
     def _run(self, number: int) -> None:
+        computer = self._workers[number] if self._workers else self.host
         try:
             while (batch := self._next()) is not None:
                 self.busy_since[number] = time.monotonic()
-                self._work(batch)
+                self._work(batch, computer.outputs)
                 self.busy_since[number] = None
         except BaseException as error:
             self.log("error", "a model thread died", error=f"{type(error).__name__}: {error}")
             raise
 
-    def _next(self) -> list[Piece] | Callable[[], None] | None:
+    def _next(self) -> list[Piece] | Callable[[Outputs], None] | None:
         """The next probe or batch; None: the service stops and nothing waits."""
         with self._more:
             self._idle += 1
@@ -259,16 +271,16 @@ class Batcher:
             tokens += piece.tokens
         return batch
 
-    def _work(self, batch: list[Piece] | Callable[[], None]) -> None:
+    def _work(self, batch: list[Piece] | Callable[[Outputs], None], outputs: Outputs) -> None:
         if callable(batch):
-            batch()
+            batch(outputs)
             return
         if not batch:
             return
         began = time.monotonic()
         try:
-            outputs = self.host.outputs([(piece.question.resident, piece.rows) for piece in batch])
-            answers = self._answers(batch, outputs)
+            found = outputs([(piece.question.resident, piece.rows) for piece in batch])
+            answers = self._answers(batch, found)
         except Exception as error:
             self.log("error", "a pass failed", error=f"{type(error).__name__}: {error}")
             self._deliver([piece.question for piece in batch], None)
