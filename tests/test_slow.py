@@ -84,6 +84,16 @@ def test_bitfit_tags_universal_parts_of_speech(tmp_path):
     assert trained(shared() / "data" / "ud_ewt", tmp_path, *options)["dev"]["accuracy"] >= 0.945
 
 
+def test_bitfit_rates_films_by_long_reviews(tmp_path):
+    folder = tmp_path / "imdb"
+    folder.mkdir()
+    (folder / "train.jsonl.gz").symlink_to(shared() / "data" / "imdb" / "train.jsonl.gz")
+    with gzip.open(shared() / "data" / "imdb" / "test.jsonl.gz", "rt", encoding="utf-8") as file:
+        (folder / "dev.jsonl").write_text("".join(list(file)[::25]), encoding="utf-8")
+    options = ["--train-size", "5000", "--max-length", "256", "--epochs", "1", "--evals-per-epoch", "1", "--lr", "1e-3"]
+    assert trained(folder, tmp_path, *options)["dev"]["accuracy"] >= 0.84
+
+
 def test_more_questions_give_better_answers(tmp_path):
     folder = tmp_path / "squad"
     folder.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import random
@@ -108,7 +109,12 @@ def measure(load: Load, texts: Sequence[str], tasks: Sequence[str] | None = None
         tasks = [task["name"] for task in Client(load.url, token).tasks() if not task["pairs"]]
     if not tasks:
         raise DataError(f"{load.url}: no task there takes single texts")
-    return asyncio.run(_measure(load, texts, tasks, token))
+    gc.collect()
+    gc.freeze()  # a collection here (0.3 s where torch is loaded) would pass for a pause of the service
+    try:
+        return asyncio.run(_measure(load, texts, tasks, token))
+    finally:
+        gc.unfreeze()
 
 
 async def _measure(load: Load, texts: Sequence[str], tasks: Sequence[str], token: str | None) -> Result:
