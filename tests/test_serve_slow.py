@@ -106,12 +106,13 @@ class Churn:
 
     async def churn(self, names: list[str], pause: float) -> None:
         draw, there, line = random.Random(names[0]), set(names), Line(self.url, CHANGE)
+        due = time.monotonic()
         while not self.over:
-            began, task = time.monotonic(), draw.choice(names)
+            task, due = draw.choice(names), due + pause
             remove = task in there and draw.random() < 0.25
             await self.change(line, task, None if remove else draw.randrange(len(self.files)))
             there.discard(task) if remove else there.add(task)
-            await asyncio.sleep(max(0.0, pause - (time.monotonic() - began)))
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
         line.close()
 
     async def ask(self, number: int, count: int) -> None:
