@@ -19,8 +19,9 @@ from .verdicts import FAILS, HOLDS, Verdict, judge
 METHOD_NOTE = (
     "Differences are paired over seed x task blocks: the same seed and data under both methods. p is corrected by Holm "
     "over all comparisons of the study. Equality is shown by an equivalence test with the margin given, because no "
-    "significant difference is not equality. Blocks of one task are not independent of that task, so a verdict speaks "
-    "for these tasks and bases only."
+    "significant difference is not equality. That one is better does not hold where the whole interval lies below one "
+    "point, too little to matter; equality does not where the interval excludes 0 and the mean exceeds the margin. "
+    "Blocks of one task are not independent of that task, so a verdict speaks for these tasks and bases only."
 )
 
 KEY = (
