@@ -193,9 +193,14 @@ def test_a_choice_compares_rates_on_the_seeds_they_share():
     assert grid.choose({at(1e-3, 0): None}) is None
 
 
+def test_a_rate_for_some_methods_is_said_to_be_theirs():
+    settings = Settings(methods=("Full", "BitFit"), lr=(1e-4,))
+    assert "Rates: 0.0001 for Full, BitFit." in grid.differences(STUDIES["bitfit-table3"], settings, "a/base", "base")
+
+
 def test_what_was_changed_of_the_protocol_is_said():
-    said = grid.differences(STUDIES["bitfit-table3"], Settings(epochs=2, train_size=500), "all-MiniLM-L6-v2")
-    assert any("The base is all-MiniLM-L6-v2" in text for text in said)
+    said = grid.differences(STUDIES["bitfit-table3"], Settings(epochs=2, train_size=500), "a/base", "base")
+    assert any("The base is base," in text for text in said)
     assert "Epochs: 2 instead of 20." in said and "At most 500 training rows." in said
 
 

@@ -153,11 +153,11 @@ def choose(scores: Mapping[Point, float | None]) -> tuple[float, int] | None:
     return max(pairs, key=mean)
 
 
-def differences(study: Study, settings: Settings, base: str) -> list[str]:
-    """What a run changes of the paper's protocol, one sentence each."""
+def differences(study: Study, settings: Settings, base: str, name: str) -> list[str]:
+    """What a run on `base`, shown as `name`, changes of the paper's protocol, one sentence each."""
     protocol, changed = study.protocol, []
     if base not in protocol.bases:
-        changed.append(f"The base is {base}, the paper's {protocol.model}.")
+        changed.append(f"The base is {name}, the paper's {protocol.model}.")
     pairs: Sequence[tuple[str, Any, Any]] = (
         ("tasks", settings.tasks, study.tasks),
         ("epochs", settings.epochs, protocol.epochs),
@@ -174,10 +174,11 @@ def differences(study: Study, settings: Settings, base: str) -> list[str]:
         changed.append(f"At most {settings.train_size:,} training rows.")
     if settings.dev_size is not None:
         changed.append(f"At most {settings.dev_size:,} rows of the dev and test parts are scored.")
+    whose = "every method" if settings.methods is None else ", ".join(settings.methods)
     if isinstance(settings.lr, tuple):
-        changed.append(f"Rates: {_several(settings.lr)} for every method.")
+        changed.append(f"Rates: {_several(settings.lr)} for {whose}.")
     elif settings.lr == "auto" or (settings.lr is None and base not in protocol.bases):
-        changed.append("Rates suit the base and the selection instead of being the paper's.")
+        changed.append(f"Rates suit the base and the selection instead of being the paper's, for {whose}.")
     return changed
 
 

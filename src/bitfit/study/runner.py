@@ -303,7 +303,7 @@ class Campaign:
             **about(self.study, base, ran),
             "commands": [list(command)],
             "frame": self.settings.frame(),
-            "differences": grid.differences(self.study, self.settings, self.base or self.name),
+            "differences": grid.differences(self.study, self.settings, self.base or self.name, self.name),
             "skipped": self.skipped,
             "threads": self.threads or torch.get_num_threads(),
             "points": [{**asdict(point), "key": key} for point, key in self.keys.items()],
