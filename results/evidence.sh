@@ -6,8 +6,10 @@ set -euo pipefail
 here=$(dirname "$0")
 mini=all-MiniLM-L6-v2
 run() { bitfit study run "$@" --results "$here" --threads 1; }
-# Full fine-tuning has one rate, everything else two: the better one is chosen on the first seed.
-few=(--lr 1e-3,4e-3)
+# Two rates each, on TREC and the small bases three: the best is chosen on the first seed.
+full=(--method Full --lr 5e-5,1e-4)
+few=(--lr 2e-3,4e-3)
+three=(--lr 1e-3,2e-3,4e-3)
 table3=(--method BitFit --method "b_m2, b_q" --method b_m2 --method b_q --method Frozen --method "rand 100k")
 figure7=(--method BitFit --method "b_m2, b_q" --method Frozen --method "Rand uniform" --method "Rand row/col"
   --method g_LN1 --method g_LN2 --method "g_LN1, g_LN2" --method "g_LN1, g_LN2, BitFit"
@@ -16,33 +18,32 @@ six=(--method BitFit --method "b_m2, b_q" --method Frozen --method "Rand uniform
 short=(--train-size 600 --dev-size 400 --epochs 4 --evals-per-epoch 1 --seeds 3)
 pairs=(--train-size 300 --dev-size 250 --epochs 4 --evals-per-epoch 1 --seeds 3)
 
-selections() { # all selections of bitfit Table 3 and bitfit-plus Figure 7 on some tasks
-  local tasks=$1
-  shift
-  run bitfit-table3 --base $mini --tasks "$tasks" "$@" --method Full --lr 1e-4
-  run bitfit-table3 --base $mini --tasks "$tasks" "$@" "${table3[@]}" "${few[@]}"
-  run plus-figure7 --base $mini --tasks "$tasks" "$@" --method Full --lr 1e-4
-  run plus-figure7 --base $mini --tasks "$tasks" "$@" "${figure7[@]}" "${few[@]}"
+selections() { # all selections of bitfit Table 3 and bitfit-plus Figure 7 on one task
+  local size=(--base $mini --tasks "$1" "${@:2}")
+  run bitfit-table3 "${size[@]}" "${full[@]}"
+  run bitfit-table3 "${size[@]}" "${table3[@]}" "${few[@]}"
+  run plus-figure7 "${size[@]}" "${full[@]}"
+  run plus-figure7 "${size[@]}" "${figure7[@]}" "${few[@]}"
 }
-trec() { selections trec "${short[@]}"; }
+trec() { few=("${three[@]}") && selections trec "${short[@]}" && few=(--lr 2e-3,4e-3); }
 sst2() { selections sst2 "${short[@]}"; }
 cola() { selections cola "${short[@]}"; }
 mrpc() { selections mrpc "${pairs[@]}"; }
 qnli() { selections qnli "${pairs[@]}"; }
 rte() { selections rte "${pairs[@]}"; }
 base() { # two more bases: Full, BitFit, b_m2 + b_q, b_LN1 + b_LN2, random, Frozen
-  run plus-figure7 --base "$1" --tasks trec "${short[@]}" --method Full --lr 1e-4
-  run plus-figure7 --base "$1" --tasks trec "${short[@]}" "${six[@]}" "${few[@]}"
+  run plus-figure7 --base "$1" --tasks trec "${short[@]}" "${full[@]}"
+  run plus-figure7 --base "$1" --tasks trec "${short[@]}" "${six[@]}" "${three[@]}"
 }
 l3() { base "$L3"; }
 e5() { base "$E5"; }
 lowdata() {
   local size=(--base $mini --tasks "$1" --train-size "$2" --dev-size 400 --epochs 5 --evals-per-epoch 1 --seeds 3)
   run freeze-low-data "${size[@]}" --method Full --lr 1e-4
-  run freeze-low-data "${size[@]}" --method BitFit --method LayerNorm --lr 1e-3
+  run freeze-low-data "${size[@]}" --method BitFit --method LayerNorm --lr "$3"
 }
-low-sst2() { lowdata sst2 1000; }
-low-qnli() { lowdata qnli 500; }
+low-sst2() { lowdata sst2 1000 1e-3,4e-3; }
+low-qnli() { lowdata qnli 500 4e-3; }
 initbias() { run freeze-initbias --base $mini --tasks sst2,rte "${pairs[@]}" --method BitFit --method "InitBias+BitFit" --lr 1e-3; }
 reinit() { run freeze-reinit --base $mini --tasks sst2,cola --train-size 300 --dev-size 300 --epochs 3 --evals-per-epoch 1 --seeds 1; }
 maps() { run bitfit-maps --base $mini --train-size 300 --dev-size 200 --epochs 4 --evals-per-epoch 1 --seeds 2 --lr 1e-3; }

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
-from bitfit.report import pages
+from bitfit.report import pages, tables
 from bitfit.report.findings import Findings
 from bitfit.report.statistics import distribution, holm, p_above, p_equal, quantile, spearman, summary
 from bitfit.report.verdicts import FAILS, HOLDS, OPEN, judge
@@ -60,8 +60,11 @@ def made_up(study, score, seeds=5, tasks=None, base="made-up", label="t", missin
     results = {p: None if draw.random() < missing else _result(p, score(p), gap, label) for p in points}
     manifest = {
         "base": {"name": base, "fingerprint": "f", "layers": 2, "width": 16, "parameters": 1000},
-        "commands": [["bitfit", "study", "run", study.name, "--base", label]],
-        "differences": [f"The base is {label}."], "skipped": {label: label}, "split": study.protocol.split,
+        "runs": [{
+            "command": ["bitfit", "study", "run", study.name, "--base", label], "tasks": list(tasks or study.tasks),
+            "differences": [f"The base is {label}."],
+        }],
+        "skipped": {label: label}, "split": study.protocol.split,
         "audit": {m.name: {"encoder": 8, "embedding": 1, "pooler": 1, "head": 2, "total": 100} for m in study.methods},
         "versions": {"bitfit": "0"}, "threads": 1, "points": [],
     }  # fmt: skip
@@ -136,6 +139,15 @@ def test_a_place_where_full_fine_tuning_learns_nothing_is_no_evidence():
     assert ("cola", None) in found.silent
     assert all(task != "cola" for task, _ in found.blocks())
     assert "does not beat the majority class" in pages.as_html(study, [found], judge(study, [found]))
+
+
+def test_a_comparison_names_only_the_places_that_gave_it_blocks():
+    study = STUDIES["bitfit-table3"]
+    both = made_up(study, by_method({}), tasks=("rte", "cola"))
+    lacks = {p: None if p.task == "cola" and p.method == "BitFit" else r for p, r in both.results.items()}
+    other = made_up(study, lambda p: 0.4, base="silent")
+    found = [Findings(study, both.manifest, lacks), other]
+    assert {c.places for c in verdict(study, "C1", *found).comparisons} == {"made-up: rte"}
 
 
 def test_change_claims_follow_the_maps():
@@ -253,6 +265,14 @@ def test_a_cell_shows_ours_the_papers_and_the_difference():
     found = made_up(study, lambda p: 0.8 + 0.01 * p.seed, seeds=3)
     text = pages.as_markdown(study, [found], [])
     assert "81.0 ± 1.0 (paper 92.5, -11.5)" in text
+
+
+def test_a_task_of_no_table_has_a_table_of_its_training_sizes():
+    study = STUDIES["freeze-low-data"]
+    found = made_up(study, by_method({"Full": 0.8}), tasks=("sst2",))
+    table = next(table for table in tables.tables(study, [found]) if table.name.startswith("Training sizes, sst2"))
+    assert table.head[-2:] == ["200", "100"] and table.rows[0][0] == "Full, chosen rate"
+    assert table.rows[0][1].text == "80.0 ± 0.3"
 
 
 def test_failed_runs_count_as_the_majority_and_are_shown_apart():

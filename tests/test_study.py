@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bitfit.errors import DataError, StudyError, UsageError
+from bitfit.report.findings import Findings
 from bitfit.study import grid, spec
 from bitfit.study.grid import Point, Settings
 from bitfit.study.store import Results, joined
@@ -255,11 +256,29 @@ def test_extending_a_study_trains_only_what_is_new(tiny, tmp_path):
     assert {point["task"] for point in manifest["points"]} == {"sst2", "rte"}
 
 
-def test_a_run_under_other_conditions_replaces_the_manifest_but_no_result():
-    point = {"method": "m", "task": "t", "size": None, "lr": 1.0, "batch": 8, "seed": 0, "key": "k"}
-    old = {"frame": {"epochs": 1}, "base": "b", "points": [point]}
-    new = {"frame": {"epochs": 2}, "base": "b", "points": []}
-    assert joined(old, new) == new
+def manifest(task, epochs, method="m"):
+    """The manifest of a run of one trial."""
+    point = {"method": method, "task": task, "size": None, "lr": 1.0, "batch": 8, "seed": 0, "key": f"{task}{epochs}"}
+    run = {"command": [method, task, str(epochs)], "tasks": [task], "methods": [method], "frame": {"epochs": epochs}}
+    return {"base": "b", "audit": {method: {}}, "runs": [run], "points": [point]}
+
+
+def test_a_task_run_under_other_conditions_takes_the_place_of_its_earlier_run():
+    assert joined(manifest("t", 1, "other"), manifest("t", 2)) == manifest("t", 2)
+
+
+def test_tasks_run_under_unlike_conditions_stand_in_one_manifest():
+    both = joined(manifest("t", 1), manifest("u", 2))
+    assert [point["task"] for point in both["points"]] == ["t", "u"]
+    assert [run["frame"] for run in both["runs"]] == [{"epochs": 1}, {"epochs": 2}]
+
+
+def test_what_differs_on_one_task_is_said_of_that_task():
+    first, second = manifest("t", 1), manifest("u", 2)
+    first["runs"][0]["differences"] = ["The base is b.", "Epochs: 1 instead of 9."]
+    second["runs"][0]["differences"] = ["The base is b.", "Epochs: 2 instead of 9."]
+    found = Findings(replace(STUDIES["bitfit-table3"], tasks=("t", "u")), joined(first, second), {})
+    assert found.differences == ["The base is b.", "On t: Epochs: 1 instead of 9.", "On u: Epochs: 2 instead of 9."]
 
 
 def test_a_stop_at_any_moment_ends_with_the_same_results(tiny, tmp_path):

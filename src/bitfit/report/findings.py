@@ -54,6 +54,22 @@ class Findings:
         """Tasks in the order they were run."""
         return list(dict.fromkeys(task for _, task, _ in self.cells))
 
+    @cached_property
+    def differences(self) -> list[str]:
+        """What differs from the paper's protocol; what does so on some of the tasks, with their names."""
+        said: dict[str, list[str]] = {}
+        for run in self.manifest["runs"]:
+            for text in run["differences"]:
+                said[text] = [*said.get(text, ()), *run["tasks"]]
+        ran = dict.fromkeys(task for run in self.manifest["runs"] for task in run["tasks"])
+        others = (
+            []
+            if set(ran) == set(self.study.tasks)
+            else [f"Tasks: {', '.join(ran)} instead of {', '.join(self.study.tasks)}."]
+        )
+        some = {text: [task for task in ran if task in tasks] for text, tasks in said.items()}
+        return others + [text if len(on) == len(ran) else f"On {', '.join(on)}: {text}" for text, on in some.items()]
+
     def sizes(self, task: str) -> list[int | None]:
         """Training sizes of a task, smallest first; None is all rows."""
         found = dict.fromkeys(size for _, own, size in self.cells if own == task)

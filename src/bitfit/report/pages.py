@@ -159,9 +159,9 @@ def _protocol(study: Study, bases: Sequence[Findings]) -> list[Html]:
         Grid("The paper's protocol", ["", ""], [[name, Cell(text, "", "text")] for name, text in facts(study)]).html()
     ]
     for findings in bases:
-        changed, skipped = findings.manifest["differences"], findings.manifest["skipped"]
+        skipped = findings.manifest["skipped"]
         parts.append(tag("h3", f"What differs from it on {findings.base}"))
-        listed = [*changed, *(f"{name} was left out: {why}" for name, why in skipped.items())]
+        listed = [*findings.differences, *(f"{name} was left out: {why}" for name, why in skipped.items())]
         parts.append(_list(listed) if listed else tag("p", "Nothing."))
     for title, texts in (
         ("The text leaves open", study.protocol.not_stated),
@@ -210,7 +210,7 @@ def _reproduce(study: Study, bases: Sequence[Findings]) -> list[Html]:
         versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
         base = manifest["base"]
         parts += [
-            *(tag("p", tag("code", shlex.join(command))) for command in manifest["commands"]),
+            *(tag("p", tag("code", shlex.join(run["command"]))) for run in manifest["runs"]),
             tag("p", f"{base['name']} ({base['fingerprint']}, {base['layers']} layers, {base['width']} wide, "
                      f"{base['parameters']:,} parameters); {versions}; {manifest['threads']} threads; seeds "
                      f"{', '.join(map(str, seeds))}.", class_="small"),
@@ -226,8 +226,8 @@ def as_markdown(study: Study, bases: Sequence[Findings], verdicts: Sequence[Verd
     parts += [grid.markdown() for grid in tables(study, bases)]
     parts += [part(findings).markdown() for findings in bases if findings.done for part in (gaps, costs, audit)]
     for findings in bases:
-        changed = findings.manifest["differences"]
         parts.append(f"### What differs from the protocol on {plain(findings.base)}\n")
-        parts.append("".join(f"- {plain(text)}\n" for text in changed) or "Nothing.\n")
-        parts += [f"Reproduce: `{shlex.join(command).replace('`', '')}`\n" for command in findings.manifest["commands"]]
+        parts.append("".join(f"- {plain(text)}\n" for text in findings.differences) or "Nothing.\n")
+        commands = [shlex.join(run["command"]) for run in findings.manifest["runs"]]
+        parts += [f"Reproduce: `{command.replace('`', '')}`\n" for command in commands]
     return "\n".join(part for part in parts if part)

@@ -25,6 +25,12 @@ def tables(study: Study, bases: Sequence[Findings]) -> list[Grid]:
             found.append(_over_bases(table, bases))
         else:
             found += [_LAYOUTS[table.layout](table, findings) for findings in bases] or [_printed(table)]
+    by_size = {table.task for table in study.tables if table.layout == "sizes"}
+    for findings in bases if by_size else ():
+        for task in findings.tasks:
+            if task not in by_size:
+                name, caption = f"Training sizes, {task}", "A task that stands in none of the paper's tables."
+                found.append(_by_size(Table(name, "sizes", task=task, caption=caption), findings))
     return found
 
 
@@ -131,7 +137,7 @@ def _published_average(row: Row, tasks: list[str], table: Table) -> Number | Non
 def _by_size(table: Table, findings: Findings) -> Grid:
     task = table.task if table.task in findings.tasks else ""
     sizes = findings.sizes(task)[::-1] if task else []
-    columns = [*table.columns, *(str(size) for size in sizes if _column(size, table, sizes) is None)]
+    columns = list(dict.fromkeys([*table.columns, *map(_size_name, sizes)]))
     rows: Rows = [[row.label, *_size_cells(row, row.rate, table, columns, sizes, findings)] for row in table.rows]
     for method in findings.methods if task else ():
         extra = Row(label=f"{method}, chosen rate", method=method)
@@ -139,15 +145,14 @@ def _by_size(table: Table, findings: Findings) -> Grid:
     return Grid(_title(table, findings), ["", *columns], rows, table.caption)
 
 
-def _column(size: int | None, table: Table, sizes: Sequence[int | None]) -> str | None:
-    """The paper's column of a size; where training rows were capped, the largest does not stand under `all`."""
-    name = "all" if size is None else str(size)
-    return name if name in table.columns else None
+def _size_name(size: int | None) -> str:
+    """The column of a size; where training rows were capped, the largest does not stand under `all`."""
+    return "all" if size is None else str(size)
 
 
 def _size_cells(row: Row, rate: float | None, table: Table, columns: list[str], sizes: Sequence[int | None],
                 findings: Findings) -> list[Cell]:  # fmt: skip
-    own = {"all" if size is None else str(size): size for size in sizes}
+    own = {_size_name(size): size for size in sizes}
     cells = []
     for column in columns:
         number = _value(row, table.columns.index(column)) if column in table.columns else None

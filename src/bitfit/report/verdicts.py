@@ -101,9 +101,15 @@ def _refuted(comparison: Comparison) -> bool:
 def _compare(part: Part, bases: Sequence[Findings]) -> Comparison:
     if part.test == "smaller_base":
         return _smaller_base(part, bases)
-    differences = [value for findings in bases for value in _DIFFERENCES[part.test](part, findings)]
-    tasks = dict.fromkeys(task for findings in bases for task, _ in findings.blocks(part.tasks))
-    where = f"{', '.join(f.base for f in bases)}: {', '.join(tasks) or 'no place counts as evidence'}"
+    differences: list[float] = []
+    places = []
+    for findings in bases:
+        tasks = [task for task in part.tasks or findings.tasks if task in findings.tasks]
+        found = {task: _DIFFERENCES[part.test](replace(part, tasks=(task,)), findings) for task in tasks}
+        differences += [value for values in found.values() for value in values]
+        if any(found.values()):
+            places.append(f"{findings.base}: {', '.join(task for task in tasks if found[task])}")
+    where = "; ".join(places) or "no place counts as evidence"
     says, test, unit = _words(part)
     return Comparison(part, says, test, tuple(differences), where, unit)
 

@@ -159,7 +159,6 @@ def differences(study: Study, settings: Settings, base: str, name: str) -> list[
     if base not in protocol.bases:
         changed.append(f"The base is {name}, the paper's {protocol.model}.")
     pairs: Sequence[tuple[str, Any, Any]] = (
-        ("tasks", settings.tasks, study.tasks),
         ("epochs", settings.epochs, protocol.epochs),
         ("batch sizes", settings.batch, protocol.batch),
         ("evaluations per epoch", settings.evals_per_epoch, protocol.evals_per_epoch),

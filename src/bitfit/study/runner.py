@@ -301,9 +301,15 @@ class Campaign:
         ran = [method for method in grid.methods(self.study, self.settings) if method.name not in self.skipped]
         return {
             **about(self.study, base, ran),
-            "commands": [list(command)],
-            "frame": self.settings.frame(),
-            "differences": grid.differences(self.study, self.settings, self.base or self.name, self.name),
+            "runs": [
+                {
+                    "command": list(command),
+                    "tasks": list(dict.fromkeys(point.task for point in self.keys)),
+                    "methods": [method.name for method in ran],
+                    "frame": self.settings.frame(),
+                    "differences": grid.differences(self.study, self.settings, self.base or self.name, self.name),
+                }
+            ],
             "skipped": self.skipped,
             "threads": self.threads or torch.get_num_threads(),
             "points": [{**asdict(point), "key": key} for point, key in self.keys.items()],

@@ -107,7 +107,11 @@ class Results:
 
     def manifests(self, study: str) -> list[dict[str, Any]]:
         """What was run of a study, one entry per base."""
-        return [_load(path) for path in sorted((self.folder / study).glob("*.json"))]
+        found = {path: _load(path) for path in sorted((self.folder / study).glob("*.json"))}
+        for path, table in found.items():
+            if not isinstance(table, dict) or "runs" not in table:
+                raise DataError(f"{path}: of another version of bitfit; run the study again, finished trials are kept")
+        return list(found.values())
 
     def known(self) -> list[str]:
         """The studies something was run of."""
@@ -128,22 +132,27 @@ class Results:
 
 
 def joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A manifest with the cells of an earlier one that it does not touch, if both were run alike on the same base."""
-    if old.get("frame") != new["frame"] or old.get("base") != new["base"]:
+    """A manifest with the cells of an earlier one that it does not touch, but for tasks that are now run otherwise."""
+    if old.get("base") != new["base"] or "runs" not in old:
         return new
+    (run,) = new["runs"]
+    otherwise = {task for other in old["runs"] if other["frame"] != run["frame"] for task in other["tasks"]}
     touched = {point_of(table).cell for table in new["points"]}
-    kept = [table for table in old["points"] if point_of(table).cell not in touched]
-    if not kept:
+    kept = [
+        table
+        for table in old["points"]
+        if point_of(table).cell not in touched and table["task"] not in otherwise.intersection(run["tasks"])
+    ]
+    left = {(table["method"], table["task"]) for table in kept}
+    runs = []
+    for other in old["runs"]:
+        tasks = [task for task in other["tasks"] if any((method, task) in left for method in other["methods"])]
+        if tasks:
+            runs.append({**other, "tasks": tasks})
+    if not runs:
         return new
-    more = [command for command in old["commands"] if command not in new["commands"]]
-    changed = dict.fromkeys([*old["differences"], *new["differences"]])
-    return {
-        **new,
-        "points": [*kept, *new["points"]],
-        "audit": {**old["audit"], **new["audit"]},
-        "commands": [*more, *new["commands"]],
-        "differences": list(changed),
-    }
+    audit = {**old["audit"], **new["audit"]}
+    return {**new, "points": [*kept, *new["points"]], "audit": audit, "runs": [*runs, run]}
 
 
 def point_of(table: Mapping[str, Any]) -> Point:
