@@ -7,9 +7,11 @@ import json
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ pytest.importorskip("fastapi", reason="needs the serve extra")
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
 from bitfit.serve.app import make_app  # noqa: E402
+from bitfit.serve.batcher import Batcher  # noqa: E402
 from bitfit.serve.client import Client, ServiceError  # noqa: E402
 from bitfit.serve.folder import Folder  # noqa: E402
 from bitfit.serve.run import _listen, _Server  # noqa: E402
@@ -480,6 +483,16 @@ def test_a_noisy_task_leaves_room_and_turns_to_others(serve, tasks, monkeypatch)
     held.go.set()
     [thread.join() for thread in (*noisy, *quiet)]
     assert order.index("five") <= 2
+
+
+def test_a_pass_leaves_the_other_threads_their_part_of_the_queue():
+    batcher = Batcher(None, Settings(workers=2), None, None)
+    for n in range(8):
+        piece = SimpleNamespace(question=SimpleNamespace(task=f"t{n}", waiting=1), tokens=40)
+        batcher._lines[f"t{n}"] = deque([piece])
+        batcher._hold({f"t{n}": 1})
+        batcher._tokens += piece.tokens
+    assert [len(batcher._take()) for _ in range(4)] == [4, 2, 2, 0]  # a half, then what is worth a pass
 
 
 def test_a_deadline_gives_504_and_frees_the_queue(serve, tasks, monkeypatch):

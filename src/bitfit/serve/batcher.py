@@ -28,6 +28,7 @@ from .wire import Refusal
 from .workers import Outputs, Worker, can_fork
 
 Answer = dict[str, Any]
+LEAST = 64  # tokens, below which a pass hardly takes less time
 STUCK = 4.0  # seconds on one pass after which a model thread counts as stuck
 
 
@@ -88,7 +89,7 @@ class Batcher:
         self._lines: OrderedDict[str, deque[Piece]] = OrderedDict()
         self._probes: deque[Callable[[Outputs], None]] = deque()
         self._held: Counter[str] = Counter()  # texts of each task that are promised a place and not yet taken
-        self._waiting = self._tokens = self._idle = 0
+        self._waiting = self._tokens = 0
         self._more = threading.Condition()
         self._stopping = False
         self.busy_since: dict[int, float | None] = {}
@@ -234,19 +235,15 @@ class Batcher:
     def _next(self) -> list[Piece] | Callable[[Outputs], None] | None:
         """The next probe or batch; None: the service stops and nothing waits."""
         with self._more:
-            self._idle += 1
-            try:
-                while True:
-                    if self._probes:
-                        return self._probes.popleft()
-                    if not self._lines and self._stopping:
-                        return None
-                    if not self._lines:
-                        self._more.wait()
-                    elif self._worth_it() or not self._more.wait_for(self._worth_it, self._patience()):
-                        return self._take()
-            finally:
-                self._idle -= 1
+            while True:
+                if self._probes:
+                    return self._probes.popleft()
+                if not self._lines and self._stopping:
+                    return None
+                if not self._lines:
+                    self._more.wait()
+                elif self._worth_it() or not self._more.wait_for(self._worth_it, self._patience()):
+                    return self._take()
 
     def _worth_it(self) -> bool:
         return bool(self._probes) or self._stopping or self._tokens >= self.settings.batch_tokens
@@ -256,8 +253,8 @@ class Batcher:
         return max(0.0, oldest + self.settings.max_wait - time.monotonic())
 
     def _take(self) -> list[Piece]:
-        # An idle neighbour gets its share, so that a request of many texts is worked off by all threads.
-        share = min(self.settings.batch_tokens, -(-self._tokens // self._idle))
+        # The others get their share, so that what came at once is worked off by all threads, busy as they may be now.
+        share = min(self.settings.batch_tokens, max(LEAST, -(-self._tokens // self.settings.threads)))
         batch: list[Piece] = []
         tokens = 0
         while self._lines and tokens < share:

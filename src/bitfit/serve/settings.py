@@ -28,7 +28,7 @@ class Settings:
     host: str = option("127.0.0.1", "address to listen on; any but a loopback address needs a token")
     port: int = option(8000, "port to listen on; 0 takes a free one")
     workers: int = option(0, "model processes (threads where forking does not work); 0: one per core")
-    batch_tokens: int = option(1024, "most tokens of one pass through the base")
+    batch_tokens: int = option(256, "most tokens of one pass through the base")
     max_wait: float = option(0.002, "longest time in seconds that a text waits for company while a worker is idle")
     queue: int = option(4096, "most texts that wait; beyond it requests get 429")
     deadline: float = option(10.0, "seconds after which a request gets 504")
