@@ -61,7 +61,9 @@ def made_up(study, score, seeds=5, tasks=None, base="made-up", label="t", missin
     manifest = {
         "base": {"name": base, "fingerprint": "f", "layers": 2, "width": 16, "parameters": 1000},
         "runs": [{
-            "command": ["bitfit", "study", "run", study.name, "--base", label], "tasks": list(tasks or study.tasks),
+            "command": ["bitfit", "study", "run", study.name, "--base", label],
+            "methods": [method.name for method in study.methods],
+            "frames": {task: {} for task in tasks or study.tasks if task != "mnli-mm"},
             "differences": [f"The base is {label}."],
         }],
         "skipped": {label: label}, "split": study.protocol.split,
@@ -125,6 +127,68 @@ def test_a_claim_of_more_is_refuted_only_when_the_interval_says_so():
     assert verdict(study, "C3", unclear).verdict == OPEN
     assert verdict(study, "C3", better).verdict == HOLDS
     assert verdict(study, "C3", worse).verdict == FAILS
+
+
+def test_a_correction_for_many_comparisons_refutes_nothing():
+    study = STUDIES["bitfit-table3"]
+    lead = {0: 0.003, 1: 0.005, 2: 0.007}
+    score = lambda p: 0.7 + (lead[p.seed] if p.method == "BitFit" else 0.0)  # noqa: E731
+    (part,) = verdict(study, "C3", made_up(study, score, seeds=3, tasks=("rte",))).comparisons
+    assert part.p > 0.05 and summary(part.differences).low > 0 and part.verdict == OPEN
+
+
+def test_blocks_without_variance_show_what_is_within_a_margin_and_no_more():
+    assert p_above([0.0] * 4, -5.0) == 0.0 and p_equal([0.2] * 4, 1.0) == 0.0
+    assert p_above([0.5] * 4) == 1.0 and p_equal([1.5] * 4, 1.0) == 1.0
+    assert p_above([100 * 0.83 - 100 * 0.82, 100 * 0.57 - 100 * 0.56, 100 * 0.81 - 100 * 0.80]) == 1.0
+
+
+def test_mismatched_mnli_is_no_evidence_of_its_own():
+    study = STUDIES["bitfit-table3"]
+    found = made_up(study, by_method({}), seeds=3, tasks=("mnli",))
+    twice = {replace(p, task="mnli-mm"): r for p, r in found.results.items()}
+    both = Findings(study, found.manifest, {**found.results, **twice})
+    assert all(len(c.differences) == 3 for c in verdict(study, "C3", both).comparisons)
+    assert pages.state(both) == pages.state(found)
+
+
+def test_one_training_size_is_neither_the_smallest_nor_the_largest():
+    study = STUDIES["bitfit-squad"]
+    one = replace(study, sizes=(500,))
+    found = made_up(one, lambda p: 0.7 + (0.02 + p.seed / 1000 if p.method == "BitFit" else 0.0), seeds=3)
+    assert verdict(one, "C19", found).verdict == OPEN
+
+
+def test_a_task_without_full_fine_tuning_is_judged_by_its_best_method():
+    study = STUDIES["bitfit-table3"]
+    found = made_up(study, lambda p: 0.8 if p.task == "sst2" else 0.4, tasks=("sst2", "rte"))
+    part = {p: r for p, r in found.results.items() if p.task == "sst2" or p.method != "Full"}
+    assert Findings(study, found.manifest, part).silent == {("rte", None)}
+
+
+def test_change_that_predicts_a_worse_score_predicts_it():
+    study = STUDIES["plus-change"]
+    found = made_up(study, lambda p: 0.9 - 0.01 * [m.name for m in study.methods].index(p.method), seeds=3)
+    moved = {
+        p: replace(r, change={"b_q": [0.01 * (1 + [m.name for m in study.methods].index(p.method))] * 2})
+        for p, r in found.results.items()
+    }
+    assert verdict(study, "C9", Findings(study, found.manifest, moved)).verdict == FAILS
+
+
+def test_scores_of_dev_that_stand_for_test_are_said():
+    study = STUDIES["tiny-size"]
+    found = made_up(study, by_method({}))
+    dev = {p: replace(r, scores={"dev": r.scores["dev"]}) for p, r in found.results.items()}
+    said = Findings(study, found.manifest, dev).differences
+    assert any("no labelled test part" in text for text in said)
+    assert not any("no labelled test part" in text for text in found.differences)
+
+
+def test_cells_without_evidence_are_marked_in_markdown_too():
+    study = STUDIES["freeze-low-data"]
+    found = made_up(study, lambda p: 0.4 if p.size == 100 else 0.8, tasks=("cola",))
+    assert "no evidence" in pages.as_markdown(study, [found], [])
 
 
 def test_two_blocks_decide_nothing():

@@ -13,7 +13,7 @@ from bitfit.errors import DataError, StudyError, UsageError
 from bitfit.report.findings import Findings
 from bitfit.study import grid, spec
 from bitfit.study.grid import Point, Settings
-from bitfit.study.store import Results, joined
+from bitfit.study.store import Result, Results, joined, standings
 from conftest import make_folder
 from study_data import write_tasks
 
@@ -194,11 +194,6 @@ def test_a_choice_compares_rates_on_the_seeds_they_share():
     assert grid.choose({at(1e-3, 0): None}) is None
 
 
-def test_a_rate_for_some_methods_is_said_to_be_theirs():
-    settings = Settings(methods=("Full", "BitFit"), lr=(1e-4,))
-    assert "Rates: 0.0001 for Full, BitFit." in grid.differences(STUDIES["bitfit-table3"], settings, "a/base", "base")
-
-
 def test_what_was_changed_of_the_protocol_is_said():
     said = grid.differences(STUDIES["bitfit-table3"], Settings(epochs=2, train_size=500), "a/base", "base")
     assert any("The base is base," in text for text in said)
@@ -259,8 +254,8 @@ def test_extending_a_study_trains_only_what_is_new(tiny, tmp_path):
 def manifest(task, epochs, method="m"):
     """The manifest of a run of one trial."""
     point = {"method": method, "task": task, "size": None, "lr": 1.0, "batch": 8, "seed": 0, "key": f"{task}{epochs}"}
-    run = {"command": [method, task, str(epochs)], "tasks": [task], "methods": [method], "frame": {"epochs": epochs}}
-    return {"base": "b", "audit": {method: {}}, "runs": [run], "points": [point]}
+    run = {"command": [method, task, str(epochs)], "methods": [method], "frames": {task: {"epochs": epochs}}}
+    return {"base": "b", "audit": {method: {}}, "skipped": {}, "split": "dev", "runs": [run], "points": [point]}
 
 
 def test_a_task_run_under_other_conditions_takes_the_place_of_its_earlier_run():
@@ -270,7 +265,7 @@ def test_a_task_run_under_other_conditions_takes_the_place_of_its_earlier_run():
 def test_tasks_run_under_unlike_conditions_stand_in_one_manifest():
     both = joined(manifest("t", 1), manifest("u", 2))
     assert [point["task"] for point in both["points"]] == ["t", "u"]
-    assert [run["frame"] for run in both["runs"]] == [{"epochs": 1}, {"epochs": 2}]
+    assert [run["frames"] for run in both["runs"]] == [{"t": {"epochs": 1}}, {"u": {"epochs": 2}}]
 
 
 def test_what_differs_on_one_task_is_said_of_that_task():
@@ -279,6 +274,53 @@ def test_what_differs_on_one_task_is_said_of_that_task():
     second["runs"][0]["differences"] = ["The base is b.", "Epochs: 2 instead of 9."]
     found = Findings(replace(STUDIES["bitfit-table3"], tasks=("t", "u")), joined(first, second), {})
     assert found.differences == ["The base is b.", "On t: Epochs: 1 instead of 9.", "On u: Epochs: 2 instead of 9."]
+
+
+def test_a_rate_for_some_methods_is_said_to_be_theirs():
+    first, second = manifest("t", 1, "m"), manifest("t", 1, "n")
+    first["runs"][0]["differences"], second["runs"][0]["differences"] = ["Rates: 1."], ["Rates: 2."]
+    found = Findings(replace(STUDIES["bitfit-table3"], tasks=("t",)), joined(first, second), {})
+    assert found.differences == ["Rates: 1 (m).", "Rates: 2 (n)."]
+
+
+def test_a_task_read_from_other_data_takes_the_place_of_its_earlier_run():
+    first, second = manifest("t", 1, "m"), manifest("t", 1, "n")
+    second["runs"][0]["frames"]["t"]["data"] = "other"
+    assert joined(first, second) == second
+
+
+def test_what_was_left_out_before_is_still_said():
+    first = manifest("t", 1) | {"skipped": {"cola": "no data"}}
+    assert joined(first, manifest("u", 1))["skipped"] == {"cola": "no data"}
+
+
+def test_bases_of_one_name_have_manifests_of_their_own(tmp_path):
+    store, both = Results(tmp_path), ("aaaaaaaa", "bbbbbbbb")
+    for fingerprint in both:
+        store.write_manifest(manifest("t", 1) | {"study": "s", "base": {"name": "final", "fingerprint": fingerprint}})
+    assert [found["base"]["fingerprint"] for found in store.manifests("s")] == list(both)
+
+
+def test_a_rate_that_diverges_on_most_seeds_is_not_chosen(one_result):
+    def at(lr, seed):
+        return Point("m", "t", None, lr, 8, seed)
+
+    done = {at(1e-3, seed): one_result(0.8) for seed in range(3)}
+    lost = {at(5e-3, seed): one_result(None) for seed in (1, 2)}
+    assert grid.choose(standings(done | lost | {at(5e-3, 0): one_result(0.9)})) == (1e-3, 8)
+    assert grid.choose(standings(lost)) is None
+
+
+@pytest.fixture
+def one_result():
+    """A result by its dev score; None: diverged."""
+
+    def make(score):
+        scores = {} if score is None else {"dev": {"accuracy": [score, score, score]}}
+        status = "diverged" if score is None else "done"
+        return Result("k", status, "b", "t", "accuracy", {}, {"train": 8}, majority=0.5, scores=scores)
+
+    return make
 
 
 def test_a_stop_at_any_moment_ends_with_the_same_results(tiny, tmp_path):

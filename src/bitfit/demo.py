@@ -110,7 +110,12 @@ def write_page(study: Study, base: Base, runs: list[tuple[Run, float]], folder: 
         facts = {"rows": {**rows, "train": rows["training"]}, "majority": common, "cost": {"seconds": took}}
         point = Point(method.name, study.tasks[0], None, best.trial.lr, best.trial.batch, best.trial.seed)
         results[point] = record(best, "demo", base.name, point.task, len(dataset.train), facts)
-    ran = {"command": ["bitfit", "demo"], "tasks": list(study.tasks), "differences": []}
+    ran = {
+        "command": ["bitfit", "demo"],
+        "methods": [],
+        "frames": {task: {} for task in study.tasks},
+        "differences": [],
+    }
     told = {"runs": [ran], "skipped": {}, "threads": torch.get_num_threads()}
     findings = Findings(study, {**about(study, base, study.methods), **told}, results)
     target = folder / "report.html"

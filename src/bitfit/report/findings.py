@@ -11,7 +11,7 @@ from typing import Any
 from ..study import grid
 from ..study.grid import MISMATCHED, Point
 from ..study.spec import Study
-from ..study.store import Result, Results, point_of
+from ..study.store import Result, Results, point_of, standings
 from .statistics import Summary, standard_deviation, summary
 
 OTHER_DEV = "dev_mismatched"
@@ -55,20 +55,41 @@ class Findings:
         return list(dict.fromkeys(task for _, task, _ in self.cells))
 
     @cached_property
+    def own(self) -> list[str]:
+        """Tasks with trials of their own; mismatched MNLI is scored by those of mnli."""
+        return [task for task in self.tasks if task != MISMATCHED]
+
+    @cached_property
+    def trials(self) -> dict[Point, Result | None]:
+        """The trials, each once."""
+        return {point: result for point, result in self.results.items() if point.task != MISMATCHED}
+
+    @cached_property
     def differences(self) -> list[str]:
-        """What differs from the paper's protocol; what does so on some of the tasks, with their names."""
-        said: dict[str, list[str]] = {}
+        """What differs from the paper's protocol; what does so for some tasks or methods, with their names."""
+        said: dict[str, list[tuple[str, str]]] = {}
         for run in self.manifest["runs"]:
             for text in run["differences"]:
-                said[text] = [*said.get(text, ()), *run["tasks"]]
-        ran = dict.fromkeys(task for run in self.manifest["runs"] for task in run["tasks"])
-        others = (
-            []
-            if set(ran) == set(self.study.tasks)
-            else [f"Tasks: {', '.join(ran)} instead of {', '.join(self.study.tasks)}."]
-        )
-        some = {text: [task for task in ran if task in tasks] for text, tasks in said.items()}
-        return others + [text if len(on) == len(ran) else f"On {', '.join(on)}: {text}" for text, on in some.items()]
+                said.setdefault(text, []).extend((m, t) for m in run["methods"] for t in run["frames"])
+        untested = [task for task in self.own if self.part == "test" and not self._tested(task)]
+        ran = list(dict.fromkeys(task for run in self.manifest["runs"] for task in run["frames"]))
+        cells = {(m, t) for run in self.manifest["runs"] for m in run["methods"] for t in run["frames"]}
+        found = []
+        if set(ran) != set(self.study.tasks) - {MISMATCHED}:
+            found.append(f"Tasks: {', '.join(ran)} instead of {', '.join(self.study.tasks)}.")
+        for text, own in said.items():
+            on = [task for task in ran if any(task == t for _, t in own)]
+            where = "" if on == ran else f"On {', '.join(on)}: "
+            all_of = {cell for cell in cells if cell[1] in on} <= set(own)
+            whose = "" if all_of else f" ({', '.join(dict.fromkeys(m for m, _ in own))})"
+            found.append(f"{where}{text.removesuffix('.')}{whose}.")
+        if untested:
+            found.append(f"{', '.join(untested)}: no labelled test part; scored on dev, which chose the rate too.")
+        return found
+
+    def _tested(self, task: str) -> bool:
+        done = [result for result in self.done if result.task == task and result.status == "done"]
+        return not done or any(result.score("test") is not None for result in done)
 
     def sizes(self, task: str) -> list[int | None]:
         """Training sizes of a task, smallest first; None is all rows."""
@@ -97,10 +118,8 @@ class Findings:
     @cached_property
     def choices(self) -> dict[Cell, tuple[float, int] | None]:
         """The rate and batch size each cell chose by its dev scores."""
-        return {
-            cell: grid.choose({p: r.score("dev") if (r := self.results[p]) else None for p in points})
-            for cell, points in self.cells.items()
-        }
+        scores = standings(self.results)
+        return {cell: grid.choose({point: scores[point] for point in points}) for cell, points in self.cells.items()}
 
     def chosen(self, cell: Cell) -> dict[int, Result]:
         """The trials of a cell at its chosen rate, by seed; if all diverged, the diverged ones."""
@@ -143,12 +162,14 @@ class Findings:
         """Places where even full fine-tuning (or else the best method) does not beat the majority class."""
         found = set()
         for task, size in dict.fromkeys((task, size) for _, task, size in self.cells):
-            full = [m.name for m in self.study.methods if m.select == "all" and m.name in self.methods]
-            cells = [(name, task, size) for name in full[:1] or self.methods]
-            means = [s.mean for cell in cells if (s := self.summary(cell)) is not None]
+            full = [m.name for m in self.study.methods if m.select == "all"]
+            means = self._means(full, task, size)[:1] or self._means(self.methods, task, size)
             if means and max(means) <= 100 * self.majority(task, size):
                 found.add((task, size))
         return found
+
+    def _means(self, names: Sequence[str], task: str, size: int | None) -> list[float]:
+        return [found.mean for name in names if (found := self.summary((name, task, size))) is not None]
 
     def majority(self, task: str, size: int | None) -> float:
         """What always answering the majority class scores."""
@@ -162,10 +183,9 @@ class Findings:
 
     def blocks(self, tasks: Sequence[str] = ()) -> Iterator[tuple[str, int | None]]:
         """The places that count as evidence."""
-        for task in tasks or self.tasks:
-            yield from (
-                (task, s) for s in (self.sizes(task) if task in self.tasks else ()) if (task, s) not in self.silent
-            )
+        for task in tasks or self.own:
+            if task in self.own:
+                yield from ((task, size) for size in self.sizes(task) if (task, size) not in self.silent)
 
     def quantity(self, name: str, cell: Cell) -> dict[int, float]:
         """A quantity of each seed of a cell, in points (epochs in epochs)."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from .. import tensorfile
 from ..study.spec import Figure, Method, Study
@@ -19,9 +21,11 @@ from .verdicts import FAILS, HOLDS, Verdict, judge
 METHOD_NOTE = (
     "Differences are paired over seed x task blocks: the same seed and data under both methods. p is corrected by Holm "
     "over all comparisons of the study. Equality is shown by an equivalence test with the margin given, because no "
-    "significant difference is not equality. That one is better does not hold where the whole interval lies below one "
-    "point, too little to matter; equality does not where the interval excludes 0 and the mean exceeds the margin. "
-    "Blocks of one task are not independent of that task, so a verdict speaks for these tasks and bases only."
+    "significant difference is not equality. A claim does not hold where the data speak against it: that one is "
+    "better, where the interval reaches to 0 and lies below what matters (a point, unless the claim says otherwise); "
+    "that two are equal, where it excludes 0 and the mean exceeds the margin; that something is small, where it lies "
+    "above the margin. Blocks of one task are not independent of that task, so a verdict speaks for these tasks and "
+    "bases only."
 )
 
 KEY = (
@@ -38,12 +42,23 @@ CURVES = (
 def write(study: Study, results: Results, folder: Path | None = None) -> tuple[Path, Path]:
     """Write the page and the Markdown of a study; where they are."""
     place = folder or results.folder / study.name
-    bases = [Findings.of(study, manifest, results) for manifest in results.manifests(study.name)]
+    bases = [Findings.of(study, manifest, results) for manifest in _told_apart(results.manifests(study.name))]
     verdicts = judge(study, bases)
     html, markdown = place / "report.html", place / "report.md"
     tensorfile.replace(html, as_html(study, bases, verdicts).encode())
     tensorfile.replace(markdown, as_markdown(study, bases, verdicts).encode())
     return html, markdown
+
+
+def _told_apart(manifests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Bases of one name, with a part of their fingerprint."""
+    names = Counter(manifest["base"]["name"] for manifest in manifests)
+    return [
+        manifest
+        if names[(base := manifest["base"])["name"]] == 1
+        else {**manifest, "base": {**base, "name": f"{base['name']} ({base['fingerprint'][:6]})"}}
+        for manifest in manifests
+    ]
 
 
 def as_html(study: Study, bases: Sequence[Findings], verdicts: Sequence[Verdict]) -> str:
@@ -99,8 +114,9 @@ def _head(study: Study, bases: Sequence[Findings]) -> list[Html]:
 
 def state(findings: Findings) -> str:
     """How far a study is on a base, in a sentence."""
-    done, wanted = len(findings.done), len(findings.results)
-    lost = sum(result.status == "diverged" for result in findings.done)
+    found = [result for result in findings.trials.values() if result is not None]
+    done, wanted = len(found), len(findings.trials)
+    lost = sum(result.status == "diverged" for result in found)
     seeds = len({point.seed for point in findings.results})
     said = (
         f"{findings.base}: {done} of {wanted} trials are done, up to {seeds} seed{'s' if seeds != 1 else ''} per cell"
@@ -211,11 +227,17 @@ def _reproduce(study: Study, bases: Sequence[Findings]) -> list[Html]:
         base = manifest["base"]
         parts += [
             *(tag("p", tag("code", shlex.join(run["command"]))) for run in manifest["runs"]),
+            tag("p", f"Data read: {_digests(manifest)}.", class_="small"),
             tag("p", f"{base['name']} ({base['fingerprint']}, {base['layers']} layers, {base['width']} wide, "
                      f"{base['parameters']:,} parameters); {versions}; {manifest['threads']} threads; seeds "
                      f"{', '.join(map(str, seeds))}.", class_="small"),
         ]  # fmt: skip
     return parts or [tag("p", tag("code", f"bitfit study run {study.name}"))]
+
+
+def _digests(manifest: Mapping[str, Any]) -> str:
+    found = {task: frame.get("data", "") for run in manifest["runs"] for task, frame in run["frames"].items()}
+    return ", ".join(f"{task} {digest}".rstrip() for task, digest in found.items()) or "none"
 
 
 def as_markdown(study: Study, bases: Sequence[Findings], verdicts: Sequence[Verdict]) -> str:

@@ -44,8 +44,8 @@ def p_above(differences: Sequence[float], bound: float = 0.0) -> float:
     """One-sided paired t-test: how surprising these differences are if their true mean is not above `bound`."""
     found = summary(differences)
     assert found.deviation is not None
-    if found.deviation == 0:  # blocks that do not vary at all tell nothing of how others would
-        return 1.0
+    if found.deviation < 1e-9:  # blocks that do not vary show what is within a margin, and no more than that
+        return 0.0 if bound < 0 and found.mean > bound + 1e-9 else 1.0
     t = (found.mean - bound) / (found.deviation / math.sqrt(found.count))
     return 1 - distribution(t, found.count - 1)
 

@@ -12,7 +12,7 @@ from .statistics import summary
 
 Rows = list[list[Cell | str]]
 AVERAGE = "average"
-SILENT = "No evidence: even full fine-tuning does not beat the majority class here (shaded)."
+SILENT = "No evidence: even full fine-tuning (or, without it, the best method) does not beat the majority class."
 
 
 def tables(study: Study, bases: Sequence[Findings]) -> list[Grid]:
@@ -41,9 +41,9 @@ def compared(values: Sequence[float], published: Number | None, kind: str = "", 
         return Cell("", note or "–", "missing")
     found = summary(values)
     spread = "" if found.deviation is None else f" ± {found.deviation:.{digits}f}"
-    note = ""
+    note = "no evidence" if kind == "silent" else ""
     if published is not None:
-        note = f"paper {_published(published)}, {found.mean - published.value:+.{digits}f}"
+        note = f"paper {_published(published)}, {found.mean - published.value:+.{digits}f}" + (note and f"; {note}")
     return Cell(f"{found.mean:.{digits}f}{spread}", note, kind)
 
 
@@ -115,7 +115,7 @@ def _task_cells(row: Row, rate: float | None, table: Table, columns: list[str], 
 
 def _average(row: Row, rate: float | None, table: Table, findings: Findings, number: Number | None) -> Cell:
     """The mean over the paper's tasks, where all of them were run; over those that were run otherwise, said so."""
-    wanted = [column for column in table.columns if column != AVERAGE] or list(findings.tasks)
+    wanted = [column for column in table.columns if column != AVERAGE] or list(findings.study.tasks)
     means = []
     for task in wanted:
         found = findings.summary((row.method, task, findings.size(task)), rate) if task in findings.tasks else None
@@ -142,7 +142,8 @@ def _by_size(table: Table, findings: Findings) -> Grid:
     for method in findings.methods if task else ():
         extra = Row(label=f"{method}, chosen rate", method=method)
         rows.append([extra.label, *_size_cells(extra, None, table, columns, sizes, findings)])
-    return Grid(_title(table, findings), ["", *columns], rows, table.caption)
+    notes = [SILENT] if any((task, size) in findings.silent for size in sizes) else []
+    return Grid(_title(table, findings), ["", *columns], rows, table.caption, notes)
 
 
 def _size_name(size: int | None) -> str:
@@ -158,7 +159,7 @@ def _size_cells(row: Row, rate: float | None, table: Table, columns: list[str], 
         number = _value(row, table.columns.index(column)) if column in table.columns else None
         cell = (row.method, table.task, own.get(column))
         values = findings.scores(cell, rate, table.metric or None) if column in own else []
-        cells.append(compared(values, number))
+        cells.append(compared(values, number, "silent" if cell[1:] in findings.silent else ""))
     return cells
 
 
@@ -179,7 +180,8 @@ def _over_bases(table: Table, bases: Sequence[Findings]) -> Grid:
             for method in findings.methods:
                 extra = Row(label=f"{findings.base}: {method}", method=method)
                 rows.append([extra.label, "", *cells(extra, None, table, columns, findings)])
-    return Grid(table.name, ["", "% param", *columns], rows, table.caption)
+    notes = [SILENT] if any(findings.silent for findings in bases) else []
+    return Grid(table.name, ["", "% param", *columns], rows, table.caption, notes)
 
 
 def _best_rates(row: Row, _: float | None, table: Table, columns: list[str], findings: Findings) -> list[Cell]:
@@ -268,7 +270,7 @@ def costs(findings: Findings) -> Grid:
     """Seconds per trial and peak memory by method."""
     rows = []
     for method in findings.methods:
-        done = [result for point, result in findings.results.items() if result is not None and point.method == method]
+        done = [result for point, result in findings.trials.items() if result is not None and point.method == method]
         if done:
             seconds = [result.cost.get("seconds", 0.0) for result in done]
             memory = max(result.cost.get("memory", 0.0) for result in done)

@@ -13,6 +13,12 @@ from .statistics import LEVEL, holm, p_above, p_equal, slope, spearman, summary
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not enough evidence"
 SCARCE = 500  # training rows
 LEAST = 3  # blocks, below which nothing is decided
+SIZES = {
+    "all": "",
+    "smallest": ", fewest training rows",
+    "largest": ", most training rows",
+    "scarce": f", up to {SCARCE} training rows",
+}
 
 
 @dataclass(frozen=True)
@@ -64,11 +70,11 @@ def judge(study: Study, bases: Sequence[Findings]) -> list[Verdict]:
 
 def _p(comparison: Comparison) -> float:
     part, differences = comparison.part, comparison.differences
-    if part.test in ("equal", "same"):
+    if part.test in ("equal", "same", "unrelated"):
         return p_equal(differences, part.margin)
     if part.test == "not_worse":
         return p_above(differences, -part.margin)
-    if part.test in ("nothing", "still", "unrelated"):
+    if part.test in ("nothing", "still", "small"):
         return p_above([-value for value in differences], -part.margin)
     return p_above(differences, part.by)
 
@@ -88,10 +94,12 @@ def _refuted(comparison: Comparison) -> bool:
         return (found.low > 0 or found.high < 0) and abs(found.mean) > part.margin
     if part.test == "not_worse":
         return found.high < 0 and found.mean < -part.margin
-    if part.test in ("nothing", "still", "unrelated"):
+    if part.test in ("nothing", "still", "small"):
         return found.low > part.margin
+    if part.test == "unrelated":
+        return found.low > part.margin or found.high < -part.margin
     if part.test == "greater":  # refuted when even the upper end of the interval is too little to matter
-        return found.high < max(part.margin, part.by)
+        return found.low <= part.by and found.high < max(part.margin, part.by)
     return found.high < 0
 
 
@@ -104,7 +112,8 @@ def _compare(part: Part, bases: Sequence[Findings]) -> Comparison:
     differences: list[float] = []
     places = []
     for findings in bases:
-        tasks = [task for task in part.tasks or findings.tasks if task in findings.tasks]
+        tasks = [task for task in part.tasks or findings.own if task in findings.own]
+        tasks = [task for task in tasks if task not in part.except_ or findings.size(task) is not None]
         found = {task: _DIFFERENCES[part.test](replace(part, tasks=(task,)), findings) for task in tasks}
         differences += [value for values in found.values() for value in values]
         if any(found.values()):
@@ -117,12 +126,13 @@ def _compare(part: Part, bases: Sequence[Findings]) -> Comparison:
 def _words(part: Part) -> tuple[str, str, str]:
     what = "" if part.quantity == "score" else f"{_NAMES[part.quantity]} of "
     unit = "epochs" if part.quantity == "epochs" else "points"
-    pair = f"{what}{part.a} - {part.b}"
+    pair, at = f"{what}{part.a} - {part.b}", SIZES[part.sizes]
     t, tost = "paired t-test, one-sided", "two one-sided paired t-tests (equivalence)"
     return {
-        "greater": (f"{pair} > {part.by:g}", t, unit),
-        "equal": (f"|{pair}| < {part.margin:g}", tost, unit),
-        "not_worse": (f"{pair} > -{part.margin:g}", t + " (non-inferiority)", unit),
+        "greater": (f"{pair} > {part.by:g}{at}", t, unit),
+        "equal": (f"|{pair}| < {part.margin:g}{at}", tost, unit),
+        "not_worse": (f"{pair} > -{part.margin:g}{at}", t + " (non-inferiority)", unit),
+        "small": (f"{what}{part.a} < {part.margin:g}{at}", "one-sided t-test", unit),
         "nothing": (f"{part.a} - majority < {part.margin:g}", "one-sided t-test", unit),
         "still": (
             f"change of {', '.join(part.terms)} < {part.margin:g}% of the largest term's",
@@ -130,7 +140,7 @@ def _words(part: Part) -> tuple[str, str, str]:
             "%",
         ),
         "most": (f"{' and '.join(part.terms)} change more than any other term", "one-sided t-test", "% of the largest"),
-        "unrelated": (f"rank correlation of change and score < {part.margin:g}", "one-sided t-test", "(rho)"),
+        "unrelated": (f"|rank correlation of change and score| < {part.margin:g}", "two one-sided t-tests", "(rho)"),
         "shrinks": (
             f"{part.a} - {part.b} falls with log2 of the training rows",
             "one-sided t-test",
@@ -159,7 +169,7 @@ def _sizes(part: Part, findings: Findings) -> list[tuple[str, int | None]]:
         own = [size for other, size in places if other == task]
         if part.sizes == "scarce":
             kept += [(task, size) for size in own if size is not None and size <= SCARCE]
-        else:
+        elif len(own) > 1:  # one size is neither
             kept.append((task, own[0] if part.sizes == "smallest" else own[-1]))
     return kept
 
@@ -170,6 +180,14 @@ def _paired(part: Part, findings: Findings) -> list[float]:
         a, b = (findings.quantity(part.quantity, (name, task, size)) for name in (part.a, part.b))
         found += [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
     return found
+
+
+def _small(part: Part, findings: Findings) -> list[float]:
+    return [
+        value
+        for task, size in _sizes(part, findings)
+        for value in findings.quantity(part.quantity, (part.a, task, size)).values()
+    ]
 
 
 def _nothing(part: Part, findings: Findings) -> list[float]:
@@ -267,6 +285,6 @@ def _smaller_base(part: Part, bases: Sequence[Findings]) -> Comparison:
 
 
 _DIFFERENCES = {
-    "greater": _paired, "equal": _paired, "not_worse": _paired, "nothing": _nothing, "still": _still, "most": _most,
-    "unrelated": _unrelated, "shrinks": _shrinks, "same": _same,
+    "greater": _paired, "equal": _paired, "not_worse": _paired, "small": _small, "nothing": _nothing,
+    "still": _still, "most": _most, "unrelated": _unrelated, "shrinks": _shrinks, "same": _same,
 }  # fmt: skip

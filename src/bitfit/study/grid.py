@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .spec import Method, Study
+from .spec import Method, Protocol, Study
 
 MISMATCHED = "mnli-mm"
 Suits = Callable[[Method], tuple[float, ...]]  # the rates that suit a method on the base at hand
@@ -29,10 +29,15 @@ class Settings:
     evals_per_epoch: int | None = None
     search: str | None = None
 
-    def frame(self) -> dict[str, Any]:
+    def frame(self, protocol: Protocol) -> dict[str, Any]:
         """What decides how each cell is trained, as opposed to which cells there are."""
-        apart = {"tasks", "methods", "seeds", "lr", "batch", "search"}
-        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in apart}
+        return {
+            "epochs": self.epochs or protocol.epochs,
+            "evals_per_epoch": self.evals_per_epoch or protocol.evals_per_epoch,
+            "max_length": self.max_length or protocol.max_length,
+            "train_size": self.train_size,
+            "dev_size": self.dev_size,
+        }
 
     def words(self) -> list[str]:
         """The settings as options of the command line."""
@@ -173,11 +178,11 @@ def differences(study: Study, settings: Settings, base: str, name: str) -> list[
         changed.append(f"At most {settings.train_size:,} training rows.")
     if settings.dev_size is not None:
         changed.append(f"At most {settings.dev_size:,} rows of the dev and test parts are scored.")
-    whose = "every method" if settings.methods is None else ", ".join(settings.methods)
+    free = any(not method.fixed for method in methods(study, settings))
     if isinstance(settings.lr, tuple):
-        changed.append(f"Rates: {_several(settings.lr)} for {whose}.")
-    elif settings.lr == "auto" or (settings.lr is None and base not in protocol.bases):
-        changed.append(f"Rates suit the base and the selection instead of being the paper's, for {whose}.")
+        changed.append(f"Rates: {_several(settings.lr)}.")
+    elif free and (settings.lr == "auto" or (settings.lr is None and base not in protocol.bases)):
+        changed.append("Rates suit the base and the selection instead of being the paper's.")
     return changed
 
 

@@ -26,7 +26,7 @@ from . import grid
 from . import sources as data_of
 from .grid import Point, Settings
 from .spec import Method, Study
-from .store import Result, Results, key_of, peak_memory, reset_peak
+from .store import Result, Results, key_of, peak_memory, reset_peak, standings
 
 LOSS_POINTS = 120  # of a trial's training loss that its result keeps
 SPEED_FILES = 200
@@ -195,6 +195,7 @@ class Campaign:
     checkpoint_seconds: float = SECONDS
     skipped: dict[str, str] = field(default_factory=dict)  # task or method -> why
     keys: dict[Point, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)  # of each task's data
 
     def __post_init__(self) -> None:
         known = [method.name for method in self.study.methods]
@@ -225,6 +226,7 @@ class Campaign:
 
     def _passes(self, opening: Opening, points: list[Point]) -> Iterator[Pass]:
         job, template, data = open_job(opening)
+        self.digests.setdefault(opening.task, data[:12])  # of its first size
         trials: dict[Trial, Point] = {}
         for point in points:
             method = self.study.method(point.method)
@@ -292,8 +294,7 @@ class Campaign:
     def repeat(self, first: Sequence[Point]) -> list[Point]:
         """The points of the second stage, once the first is done."""
         found = {point: self.results.read(self.keys[point]) for point in first if point in self.keys}
-        scores = {point: result.score("dev") if result else None for point, result in found.items()}
-        return grid.repeat(self.study, self.settings, scores)
+        return grid.repeat(self.study, self.settings, standings(found))
 
     def describe(self, command: Sequence[str]) -> dict[str, Any]:
         """The manifest: which trials are this study's on this base, and how it was run."""
@@ -304,9 +305,11 @@ class Campaign:
             "runs": [
                 {
                     "command": list(command),
-                    "tasks": list(dict.fromkeys(point.task for point in self.keys)),
                     "methods": [method.name for method in ran],
-                    "frame": self.settings.frame(),
+                    "frames": {
+                        task: {**self.settings.frame(self.study.protocol), "data": data}
+                        for task, data in self.digests.items()
+                    },
                     "differences": grid.differences(self.study, self.settings, self.base or self.name, self.name),
                 }
             ],
@@ -355,7 +358,7 @@ def run(campaign: Campaign, engine: Engine, command: Sequence[str], say: Say, me
         first = campaign.search()
         for stage in (1, 2):
             works = campaign.plan(first if stage == 1 else campaign.repeat(first))
-            results.write_manifest(campaign.study.name, campaign.name, campaign.describe(command))
+            results.write_manifest(campaign.describe(command))
             try:
                 trained += _stage(results, works, engine, say, meter)
             except Interrupted:

@@ -22,7 +22,19 @@ FOLDER = Path(__file__).parents[1] / "studies"
 SPLITS = ("dev", "holdout", "test")
 FIGURES = ("bars", "failed", "loss", "score", "sizes", "map", "change", "heat", "gap", "models", "spread")
 LAYOUTS = ("tasks", "rates", "sizes", "space", "best", "metrics", "test", "numbers")
-TESTS = ("greater", "equal", "not_worse", "nothing", "still", "most", "unrelated", "shrinks", "smaller_base", "same")
+TESTS = (
+    "greater",
+    "equal",
+    "not_worse",
+    "small",
+    "nothing",
+    "still",
+    "most",
+    "unrelated",
+    "shrinks",
+    "smaller_base",
+    "same",
+)
 QUANTITIES = ("score", "gap", "fall", "area", "epochs", "spread", "failed")
 
 T = TypeVar("T")
@@ -214,6 +226,7 @@ class Part:
     b: str = _key(_text, "")
     quantity: str = _key(_one_of(QUANTITIES), "score")
     tasks: tuple[str, ...] = _key(_each(_text), ())
+    except_: tuple[str, ...] = _key(_each(_text), ())  # tasks that, with all their rows, the claim is not about
     sizes: str = _key(_one_of(("all", "smallest", "largest", "scarce")), "all")
     margin: float = _key(_number, 1.0)  # points that matter
     by: float = _key(_number, 0.0)  # for `greater`: by more than this
@@ -344,7 +357,9 @@ def _check(study: Study, where: str) -> None:
         for part in claim.parts:
             named = [name for name in (part.a, part.b, *part.with_) if name and name != "best"]
             _known(f"{where}: claim {claim.id}", named, known)
-            _known(f"{where}: claim {claim.id}", part.tasks, study.tasks)
+            _known(f"{where}: claim {claim.id}", [*part.tasks, *part.except_], study.tasks)
+            if part.test == "same" and len(part.with_) != 2:
+                raise StudyError(f"{where}: claim {claim.id}: with = {list(part.with_)}: must be two methods")
 
 
 def _unique(where: str, what: str, given: Iterable[str]) -> None:

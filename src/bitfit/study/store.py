@@ -20,7 +20,7 @@ from typing import Any
 
 from .. import tensorfile
 from ..errors import DataError, UsageError
-from .grid import Point
+from .grid import Point, by_cell
 
 LOOP = 1  # raise it when a change of the training loop changes outcomes
 JOURNAL = "results.json"
@@ -100,9 +100,10 @@ class Results:
             if empty != self.folder and empty.is_dir() and not any(empty.iterdir()):
                 empty.rmdir()
 
-    def write_manifest(self, study: str, base: str, manifest: Mapping[str, Any]) -> None:
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Say which trials are a study's on a base, and how it was run; other cells of a like run stay in it."""
-        path = self.folder / study / f"{slug(base)}.json"
+        base = manifest["base"]  # two folders may have one name
+        path = self.folder / manifest["study"] / f"{slug(base['name'])}-{base['fingerprint'][:6]}.json"
         _dump(path, joined(_load(path), manifest) if path.is_file() else manifest)
 
     def manifests(self, study: str) -> list[dict[str, Any]]:
@@ -131,28 +132,47 @@ class Results:
             yield
 
 
+def standings(results: Mapping[Point, Result | None]) -> dict[Point, float | None]:
+    """What a rate is chosen by: dev scores; a diverged run counts as the majority class, unless all of its cell are."""
+    found: dict[Point, float | None] = {}
+    for points in by_cell(results).values():
+        own = {point: result for point in points if (result := results[point]) is not None}
+        scores = {point: result.score("dev") for point, result in own.items()}
+        lost = {point: result.majority for point, result in own.items() if result.status == "diverged"}
+        found |= dict.fromkeys(points) | scores | (lost if len(lost) < len(own) else {})
+    return found
+
+
 def joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
     """A manifest with the cells of an earlier one that it does not touch, but for tasks that are now run otherwise."""
     if old.get("base") != new["base"] or "runs" not in old:
         return new
     (run,) = new["runs"]
-    otherwise = {task for other in old["runs"] if other["frame"] != run["frame"] for task in other["tasks"]}
+    otherwise = {
+        task
+        for other in old["runs"]
+        for task, frame in other["frames"].items()
+        if run["frames"].get(task, frame) != frame
+    }
     touched = {point_of(table).cell for table in new["points"]}
-    kept = [
-        table
-        for table in old["points"]
-        if point_of(table).cell not in touched and table["task"] not in otherwise.intersection(run["tasks"])
-    ]
+    kept = [table for table in old["points"] if point_of(table).cell not in touched and table["task"] not in otherwise]
     left = {(table["method"], table["task"]) for table in kept}
     runs = []
     for other in old["runs"]:
-        tasks = [task for task in other["tasks"] if any((method, task) in left for method in other["methods"])]
-        if tasks:
-            runs.append({**other, "tasks": tasks})
+        frames = {t: f for t, f in other["frames"].items() if any((method, t) in left for method in other["methods"])}
+        if frames:
+            runs.append({**other, "frames": frames})
     if not runs:
         return new
-    audit = {**old["audit"], **new["audit"]}
-    return {**new, "points": [*kept, *new["points"]], "audit": audit, "runs": [*runs, run]}
+    tried = {*run["frames"], *run["methods"]}
+    skipped = {name: why for name, why in old["skipped"].items() if name not in tried}
+    return {
+        **new,
+        "points": [*kept, *new["points"]],
+        "audit": {**old["audit"], **new["audit"]},
+        "skipped": {**skipped, **new["skipped"]},
+        "runs": [*runs, run],
+    }
 
 
 def point_of(table: Mapping[str, Any]) -> Point:
