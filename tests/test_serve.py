@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import threading
 import time
@@ -18,6 +19,8 @@ import numpy as np
 import pytest
 
 from bitfit import Delta, predict
+from bitfit.resident import Resident
+from bitfit.tensorfile import read_claims
 from conftest import reviews
 from test_mixed import made
 
@@ -189,7 +192,12 @@ def test_the_list_is_searched_by_name_and_label_and_paged(serve, tasks):
         ({"task": "two", "inputs": ["a"], "items": []}, 422, "items"),
         ({"task": "two", "inputs": ["a"], "more": 1}, 422, "more"),
         ({"task": "two", "inputs": ["a"], "deadline_ms": 0}, 422, "deadline_ms"),
+        ({"task": "two", "inputs": ["a"], "deadline_ms": 10**400}, 422, "deadline_ms"),
         ({"task": "two", "inputs": ["a"] * 10_000}, 413, None),
+        ({"task": "two", "inputs": [1] * 1_000_000}, 422, "inputs.0"),
+        ({"items": [{}] * 500_000}, 422, "items.0.task"),
+        ({"task": "two", "inputs": ["a"]} | {f"k{n}": 1 for n in range(1000)}, 422, "body"),
+        ({"task": "tags", "inputs": [{"words": ["abcdefghij"] * 11_000}]}, 413, "inputs.0"),
         ({"task": "two", "inputs": ["a" * 1_000_000]}, 413, "inputs.0"),
         (b'{"task": "two", "inputs": ["\\ud800"]}', 422, "body"),
         (b'{"task": "two", "inputs": ["\xff"]}', 422, "body"),
@@ -261,6 +269,7 @@ def test_a_hostile_delta_is_refused_and_nothing_is_written(serve, base, bases, t
     live = serve()
     good = whole(made(base, 0))
     data = good.encode()
+    value = poisoned(whole(made(base, 2, 0)), 1e3)
     nan = Delta({**good.tensors, "head.classifier.bias": np.array([np.nan, 0], np.float32)}, good.meta)
     bad = {
         "empty": b"",
@@ -275,6 +284,8 @@ def test_a_hostile_delta_is_refused_and_nothing_is_written(serve, base, bases, t
         "length": Delta(good.tensors, {**good.meta, "max_length": 9999}).encode(),
         "labels": Delta(good.tensors, {**good.meta, "labels": ["a", "b", "c"]}).encode(),
         "kind": Delta(good.tensors, {**good.meta, "task": "magic"}).encode(),
+        "no labels": Delta(good.tensors, {**good.meta, "labels": []}).encode(),
+        "infinite": whole(Delta(value.tensors, {**value.meta, "spread": 1e308, "center": 1e308})).encode(),
     }
     for what, body in bad.items():
         status, _, text = live.call("PUT", "/v1/tasks/x", body, Authorization=f"Bearer {CHANGE}")
@@ -377,6 +388,44 @@ def test_links_out_of_the_folder_and_other_files_are_no_tasks(base, tmp_path):
     folder = Folder(inside, base.fingerprint)
     folder.scan()
     assert set(folder.entries) == {"real", "alias"}
+
+
+def test_a_file_that_another_replaced_during_a_put_is_noticed(base, tmp_path, monkeypatch):
+    ours, theirs = whole(made(base, 0)), whole(made(base, 1))
+    folder = Folder(tmp_path, base.fingerprint)
+    path = tmp_path / "x.safetensors"
+    monkeypatch.setattr("bitfit.tensorfile._sync_folder", lambda _: path.write_bytes(theirs.encode()))
+    folder.put(folder.verify("x", ours.encode())[0], ours.encode())
+    folder.scan()
+    assert folder.entries["x"].version == folder.verify("x", theirs.encode())[0].version
+
+
+def test_a_file_with_the_time_and_size_of_the_one_before_is_noticed(base, tmp_path):
+    path, folder = tmp_path / "x.safetensors", Folder(tmp_path, base.fingerprint)
+    first, second = (whole(made(base, k)).encode() for k in (0, 1))
+    assert len(first) == len(second)
+    for data in (first, second):
+        path.write_bytes(data)
+        os.utime(path, (1, 1))
+        folder.scan()
+    assert folder.entries["x"].version == folder.verify("x", second)[0].version
+
+
+def test_a_look_at_the_folder_does_not_hold_up_loading(base, tmp_path, monkeypatch):
+    whole(made(base, 0)).save(tmp_path / "x.safetensors")
+    folder = Folder(tmp_path, base.fingerprint)
+    folder.scan()
+    whole(made(base, 1)).save(tmp_path / "y.safetensors")
+    loaded = []
+
+    def slow(path: Path) -> Any:
+        reader = threading.Thread(target=lambda: loaded.append(folder.read("x")), daemon=True)
+        reader.start()
+        reader.join(10)
+        return read_claims(path)
+
+    monkeypatch.setattr("bitfit.serve.folder.read_claims", slow)
+    assert folder.scan().added == ("y",) and loaded
 
 
 def test_a_link_is_replaced_and_removed_itself_not_what_it_points_to(serve, base, tmp_path):
@@ -537,6 +586,40 @@ def test_a_stuck_or_dead_model_thread_is_not_ready(serve, tasks, monkeypatch):
     monkeypatch.setattr(live.service.batcher, "_work", lambda *_: exec("raise SystemError"))
     in_background(live, [{"task": "two", "inputs": ["good"], "deadline_ms": 500}])[0][0].join()
     until(lambda: "died" in str(json.loads(live.call("GET", "/readyz")[2])["trouble"]))
+
+
+def test_a_probe_that_fails_costs_no_model_thread(serve, tasks, monkeypatch):
+    from bitfit.serve import service
+
+    monkeypatch.setattr(service, "STUCK", 0.2)
+    live = serve(workers=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(live.service.host, "outputs", lambda _: 1 / 0)
+        assert live.call("GET", "/readyz")[0] == 503
+    until(lambda: live.call("GET", "/readyz")[0] == 200)
+
+
+def test_a_text_whose_answer_cannot_be_formed_leaves_its_neighbours_theirs(serve, tasks, monkeypatch):
+    live = serve(workers=1)
+    plain = Resident.answer
+
+    def answer(self: Resident, reading: Any, outputs: Any) -> Any:
+        return 1 / 0 if np.size(outputs) == 5 else plain(self, reading, outputs)
+
+    monkeypatch.setattr(Resident, "answer", answer)
+    sick, good = live.client.predict_mixed([{"task": "five", "text": "a"}, {"task": "two", "text": "a"}])
+    assert "ZeroDivisionError" in sick["error"] and good["label"]
+
+
+def test_a_client_that_leaves_while_it_sends_is_no_bug(serve, tasks):
+    live = serve()
+    with socket.create_connection(("127.0.0.1", live.port)) as line:
+        head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        line.sendall(head + b"Content-Length: 100\r\n\r\n{")
+        until(lambda: live.service.receiving)
+    until(lambda: not live.service.receiving)
+    until(lambda: 'status="499"' in live.service.meters.text().decode())
+    assert 'status="500"' not in live.service.meters.text().decode()
 
 
 def test_a_pass_that_fails_is_one_500_and_the_next_works(serve, tasks, monkeypatch):

@@ -74,6 +74,23 @@ def test_a_stuck_model_process_is_not_ready(process):
     until(lambda: Client(process.url).ready())
 
 
+def test_a_stop_signal_to_the_whole_group_leaves_the_model_processes_to_the_service(process, base, tasks):  # noqa: F811
+    for worker in process.workers:
+        os.kill(worker, signal.SIGTERM)
+    assert same(process, base, tasks)
+    assert all(Path(f"/proc/{worker}/exe").exists() for worker in process.workers)
+    assert process.stop() == 0
+
+
+def test_a_model_process_holds_no_port_open(process):
+    port = int(process.url.rsplit(":", 1)[1].strip("/"))
+    for worker in process.workers:
+        inodes = [str(file.readlink()) for file in Path(f"/proc/{worker}/fd").iterdir()]
+        listening = [line.split() for line in Path(f"/proc/{worker}/net/tcp").read_text().splitlines()[1:]]
+        own = {f"socket:[{line[9]}]" for line in listening if line[1].endswith(f":{port:04X}") and line[3] == "0A"}
+        assert own and not own & set(inodes)
+
+
 def test_no_model_process_outlives_a_killed_service(process):
     own = process.workers
     process.process.kill()

@@ -193,6 +193,7 @@ def empty_model(config: Any, labels: int = 2) -> nn.Module:
     with torch.device("meta"):
         try:
             config.num_labels = labels
+            config.dtype = torch.float32  # what it declares would be torch's default for all threads meanwhile
             return AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-any-return]
         except ValueError:
             return AutoModel.from_config(config)  # type: ignore[no-any-return]

@@ -27,6 +27,7 @@ INDEX, VALUE = ".index", ".value"
 POOLS = ("cls", "mean", "tokens")  # what a head may see
 
 # What the metadata must hold, so that a reader can rely on it without looking.
+LABELLED = ("classification", "multilabel", "tagging")
 SCHEMA: dict[str, type | tuple[type, ...]] = {
     "format": int,
     "base": str,
@@ -89,6 +90,8 @@ class Delta:
         if not isinstance(meta.get("inject", ""), str):  # deltas made before injection do not have it
             raise DeltaError(f"{where}: its metadata has no usable 'inject'")
         _check_labels(meta["labels"], where)
+        if meta["task"] in LABELLED and not meta["labels"]:
+            raise DeltaError(f"{where}: a task of kind {meta['task']} without labels")
         if meta["pool"] not in POOLS or not 1 <= meta["max_length"] < 1 << 20:
             raise DeltaError(f"{where}: no head sees {meta['pool']!r} of {meta['max_length']} tokens")
         if not 0 <= meta["stride"] <= max(0, meta["max_length"]) // 2:

@@ -79,8 +79,11 @@ def _text(meta: Mapping[str, Any]) -> str:
     return json.dumps(meta, sort_keys=True, allow_nan=False)
 
 
-def replace(path: Path, data: bytes, mark: str = "") -> None:
-    """Put `data` at `path` in one step: temporary name (with `mark`, or the process's number), sync, rename."""
+def replace(path: Path, data: bytes, mark: str = "") -> os.stat_result:
+    """Put `data` at `path` in one step: temporary name (with `mark`, or the process's number), sync, rename.
+
+    The answer is of the file that was written: by the time this is over, another may have taken its place.
+    """
     check_target(path)
     temporary = path.with_name(f".{path.name}.{mark or os.getpid()}.tmp")
     try:
@@ -88,8 +91,10 @@ def replace(path: Path, data: bytes, mark: str = "") -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+            written = os.fstat(file.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)
+        return written
     except OSError as error:
         raise DeltaError(f"{path}: cannot be written ({error.strerror}); what was there before is untouched") from error
     finally:

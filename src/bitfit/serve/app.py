@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from .. import __version__
 from .folder import NAME
@@ -194,6 +195,8 @@ async def _body(request: Request, service: Service, most: int, seconds: float) -
                     raise refusal
                 if service.receiving > RECEIVING:
                     raise Refusal(429, "too much is being received at once; try again", retry_after=1)
+    except ClientDisconnect as error:
+        raise Refusal(499, "the client left") from error
     except TimeoutError as error:
         raise Refusal(408, f"the request took more than {seconds:g} s to arrive") from error
     finally:

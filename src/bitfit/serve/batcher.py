@@ -9,6 +9,7 @@ the queue a task may fill is as much as is still free, so that there is always r
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import Counter, OrderedDict, deque
@@ -25,7 +26,7 @@ from ..tensorfile import Array
 from .meters import Meters
 from .settings import Settings
 from .wire import Refusal
-from .workers import Outputs, Worker, can_fork
+from .workers import Closable, Outputs, Worker, can_fork
 
 Answer = dict[str, Any]
 LEAST = 64  # tokens, below which a pass hardly takes less time
@@ -61,10 +62,19 @@ class Question:
 
     def answer(self) -> Answer:
         """What the outputs of all its pieces mean."""
-        numbers = np.concatenate([part for part in self.outputs if part is not None])
-        if not np.isfinite(numbers).all():
-            return {"error": "the task gives no finite numbers for this text"}
-        return self.resident.answer(self.reading, numbers)
+        parts = [part for part in self.outputs if part is not None]
+        return answered(self.resident, self.reading, np.concatenate(parts))
+
+
+def answered(resident: Resident, reading: Reading, numbers: Array) -> Answer:
+    """What a text's outputs mean; an error if they mean nothing, which is its own and not of those beside it."""
+    if not np.isfinite(numbers).all():
+        return {"error": "the task gives no finite numbers for this text"}
+    try:
+        found = resident.answer(reading, numbers)
+    except Exception as error:
+        return {"error": f"the task's answer cannot be formed ({type(error).__name__})"}
+    return found if math.isfinite(found.get("value", 0.0)) else {"error": "the task's value is not finite"}
 
 
 @dataclass(eq=False)
@@ -96,10 +106,18 @@ class Batcher:
         self._threads: list[threading.Thread] = []
         self._workers: list[Worker] = []
 
-    def fork(self) -> None:
-        """Give each model thread a process, where that works. No thread of any kind may have been started."""
-        if can_fork(self.host):
-            self._workers = [Worker(self.host) for _ in range(self.settings.threads)]
+    def fork(self, *open_files: Closable) -> None:
+        """Give each model thread a process, where that works. No thread of any kind may have been started.
+
+        A process closes its copies of these files: a port stays open for as long as anybody holds it.
+        """
+        for _ in range(self.settings.threads if can_fork(self.host) else 0):
+            self._workers.append(Worker(self.host, [*open_files, *self._workers]))
+
+    def end(self) -> None:
+        """End the processes, whatever they do."""
+        for worker in self._workers:
+            worker.end()
 
     def start(self) -> None:
         """Start the model threads."""
@@ -118,8 +136,7 @@ class Batcher:
         until = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
-        for worker in self._workers:
-            worker.end()
+        self.end()
         return not any(thread.is_alive() for thread in self._threads)
 
     @property
@@ -203,12 +220,14 @@ class Batcher:
                 del self._held[task]
 
     def _drop(self, pieces: Sequence[Piece]) -> None:
+        job = pieces[0].question.job
         with self._more:
-            for piece in pieces:
-                line = self._lines.get(piece.question.task)
-                if line is not None and piece in line:  # else a model thread has it already
-                    line.remove(piece)
-                    self._left(piece)
+            for task in {piece.question.task for piece in pieces} & self._lines.keys():
+                line = self._lines[task]
+                self._lines[task] = deque(piece for piece in line if piece.question.job is not job)
+                for piece in line:  # those that no model thread has yet
+                    if piece.question.job is job:
+                        self._left(piece)
 
     def _left(self, piece: Piece) -> None:
         question = piece.question
@@ -216,8 +235,8 @@ class Batcher:
         question.waiting -= 1
         if not question.waiting:
             self._hold({question.task: -1})
-        if not self._lines[question.task]:
-            del self._lines[question.task]
+        if not self._lines.get(question.task):
+            self._lines.pop(question.task, None)
 
     # ---- what the model threads do ----
 
@@ -270,7 +289,10 @@ class Batcher:
 
     def _work(self, batch: list[Piece] | Callable[[Outputs], None], outputs: Outputs) -> None:
         if callable(batch):
-            batch(outputs)
+            try:
+                batch(outputs)
+            except Exception as error:  # who waits for the probe does so in vain, once
+                self.log("error", "a probe failed", error=f"{type(error).__name__}: {error}")
             return
         if not batch:
             return

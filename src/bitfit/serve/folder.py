@@ -23,8 +23,8 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SUFFIX = ".safetensors"
 MOST_LABELS = 1 << 20  # characters of all labels of a task
 
-Stamp = tuple[int, int, int]
-"""When a file was changed, its size and its number: what tells one file from the next without reading it."""
+Stamp = tuple[int, ...]
+"""What tells one file from the next without reading it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,16 +85,16 @@ class Folder:
         self._lock = Lock()
 
     def scan(self) -> Change:
-        """Look at the folder again."""
-        with self._lock:
-            files = self._files()
-            known = {name: entry.stamp for name, entry in self.entries.items()}
-            known |= {name: stamp for name, (stamp, _) in self.refused.items()}
-            gone = [name for name in known if name not in files]
-            removed = [name for name in gone if self._forget(name)]
-            fresh = [name for name, stamp in files.items() if known.get(name) != stamp]
-            found = {name: self._look(name, files[name]) for name in fresh}
-        refused = {name: self.refused[name][1] for name, what in found.items() if what == "refused"}
+        """Look at the folder again; a file at a time, so that nobody waits for the whole of a large one."""
+        before, refusals = self.entries.copy(), self.refused.copy()
+        files = self._files()
+        known = {name: entry.stamp for name, entry in before.items()}
+        known |= {name: stamp for name, (stamp, _) in refusals.items()}
+        gone = [name for name in known if name not in files]
+        removed = [name for name in gone if self._correct(name, before.get(name), None) and name in before]
+        fresh = [name for name, stamp in files.items() if known.get(name) != stamp]
+        found = {name: self._look(name, before.get(name), files[name]) for name in fresh}
+        refused = {n: self.refused[n][1] for n, what in found.items() if what == "refused" and n in self.refused}
         added, changed = (tuple(n for n, what in found.items() if what == kind) for kind in ("added", "changed"))
         return Change(added, changed, tuple(removed), refused)
 
@@ -109,18 +109,19 @@ class Folder:
         except OSError as error:
             raise DeltaError(f"{name}: cannot be read ({error.strerror})") from error
         except DeltaError as error:
-            self._correct(name, seen, None)
-            self.refused[name] = (stamp, str(error))
+            if seen is not None:
+                self._correct(name, seen, None, (stamp, str(error)))
             raise
+        if seen is None or (seen.version, seen.stamp) == (entry.version, entry.stamp):
+            return seen or entry, delta
         self._correct(name, seen, entry)
         return entry, delta
 
     def refuse(self, entry: Entry, why: str) -> None:
         """Hide a task whose file turned out not to fit the base."""
-        self._correct(entry.name, self.entries.get(entry.name), None)
-        self.refused[entry.name] = (entry.stamp, why)
+        self._correct(entry.name, entry, None, (entry.stamp, why))
 
-    def verify(self, name: str, data: bytes, stamp: Stamp = (0, 0, 0)) -> tuple[Entry, Delta]:
+    def verify(self, name: str, data: bytes, stamp: Stamp = ()) -> tuple[Entry, Delta]:
         """The delta in these bytes; DeltaError if anything of it cannot be trusted."""
         delta = Delta.checked(*decode(data, name), where=name)
         self._check_base(delta)
@@ -131,8 +132,8 @@ class Folder:
         path = self._target(entry.name)
         with self._lock:
             before = self.entries.get(entry.name)
-            replace(path, data, secrets.token_hex(8))
-            self._show(Entry(entry.name, entry.version, _stamp(path.stat()), entry.facts))
+            stamp = _stamp(replace(path, data, secrets.token_hex(8)))
+            self._show(Entry(entry.name, entry.version, stamp, entry.facts))
         return before
 
     def delete(self, name: str) -> Entry | None:
@@ -163,19 +164,19 @@ class Folder:
                     continue
         return found
 
-    def _look(self, name: str, stamp: Stamp) -> str:
-        known = name in self.entries
+    def _look(self, name: str, seen: Entry | None, stamp: Stamp) -> str:
         try:
-            delta = Delta.checked({}, read_claims(self._inside(name)), name)
+            path = self._inside(name)
+            delta = Delta.checked({}, read_claims(path), name)
             self._check_base(delta)
             if not re.fullmatch(r"[0-9a-f]{64}", str(delta.meta.get("sha256"))):
                 raise DeltaError("it has no digest")
         except DeltaError as error:
-            self._forget(name)
-            self.refused[name] = (stamp, str(error))
-            return "refused"
-        self._show(Entry(name, version_of(delta), stamp, describe(name, delta, stamp[1])))
-        return "changed" if known else "added"
+            return "refused" if self._correct(name, seen, None, (stamp, str(error))) else ""
+        entry = Entry(name, version_of(delta), stamp, describe(name, delta, stamp[1]))
+        if not self._correct(name, seen, entry, path=path):
+            return ""
+        return "added" if seen is None else "changed" if seen.version != entry.version else ""
 
     def _check_base(self, delta: Delta) -> None:
         if sum(map(len, delta.labels)) + 8 * len(delta.labels) > MOST_LABELS:
@@ -192,11 +193,21 @@ class Folder:
         self.refused.pop(name, None)
         return self.entries.pop(name, None) is not None
 
-    def _correct(self, name: str, seen: Entry | None, now: Entry | None) -> None:
-        # Only what was seen is corrected: meanwhile the task may have been replaced or removed.
+    def _correct(self, name: str, seen: Entry | None, now: Entry | None, why: tuple[Stamp, str] | None = None,
+                 path: Path | None = None) -> bool:  # fmt: skip
+        """Show what is there now; not if the task, or the file at `path`, was replaced or removed meanwhile."""
         with self._lock:
-            if seen is not None and self.entries.get(name) is seen:
-                self._forget(name) if now is None else self._show(now)
+            if self.entries.get(name) is not seen:
+                return False
+            try:
+                if now is not None and path is not None and _stamp(path.stat()) != now.stamp:
+                    return False
+            except OSError:
+                return False
+            self._forget(name) if now is None else self._show(now)
+            if why is not None:
+                self.refused[name] = why
+            return True
 
     def _target(self, name: str) -> Path:
         if not NAME.fullmatch(name):
@@ -215,4 +226,5 @@ class Folder:
 
 
 def _stamp(status: os.stat_result) -> Stamp:
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    # The time of the last change of any kind, too: an archive restores the others.
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns

@@ -74,9 +74,12 @@ def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens) ->
         )  # fmt: skip
         gc.collect()
         gc.freeze()  # what is here stays: a collection that looks through all of torch stops every thread for 0.3 s
-        service.batcher.fork()
-        with suppress(KeyboardInterrupt):  # the signal that ended it, raised again by uvicorn
-            _Server(config, service).run(sockets=[listening])
+        service.batcher.fork(listening)
+        try:
+            with suppress(KeyboardInterrupt):  # the signal that ended it, raised again by uvicorn
+                _Server(config, service).run(sockets=[listening])
+        finally:
+            service.batcher.end()
         log("warning", "stopped")
 
 

@@ -9,12 +9,10 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 
-import numpy as np
-
 from ..base import Base
 from ..errors import BitfitError, DeltaError, UsageError
 from ..resident import Host, Reading, Resident, Text, complaint
-from .batcher import STUCK, Answer, Batcher
+from .batcher import STUCK, Answer, Batcher, answered
 from .folder import Entry, Folder
 from .journal import log
 from .meters import Meters
@@ -24,6 +22,7 @@ from .wire import Ask, Refusal
 
 INLINE = 4000  # characters that are tokenized at once; more are handed to another thread
 LAST = 4.0  # seconds that a model thread has for its last pass
+LONGEST = 30.0  # seconds between looks at a folder that takes long
 UPLOADS = 2  # deltas received at the same time
 TRIAL = "a text"
 
@@ -41,7 +40,7 @@ class Service:
         self.meters = Meters()
         self.host = Host(base)
         self.batcher = Batcher(self.host, settings, self.meters, log)
-        self.executor = ThreadPoolExecutor(2, "bitfit-files")
+        self.executor = ThreadPoolExecutor(3, "bitfit-files")  # a look at the folder may hold one of them for long
         self.shelf = Shelf(self.host, folder, settings.memory << 20, self.meters, self.executor)
         self.stopping = False
         self.asked = 0  # requests being answered
@@ -78,6 +77,7 @@ class Service:
         """An answer for each text, naming the version of the task that gave it."""
         if self.stopping:
             raise Refusal(503, "the service is shutting down", retry_after=1)
+        self._check_count(len(ask))
         asked = list(ask.texts())
         self._check_size(asked)
         limit = self.settings.deadline if ask.deadline_ms is None else ask.deadline_ms / 1000
@@ -133,14 +133,17 @@ class Service:
                 return [reading for each in asked for reading in self._read(resident, [each])]
             raise Refusal(422, str(error), asked[0][1]) from error
 
+    def _check_count(self, count: int) -> None:
+        most = min(self.settings.max_items, self.settings.queue)
+        if count > most:
+            raise Refusal(413, f"{count:,} texts in one request; the most is {most:,}")
+
     def _check_size(self, asked: list[Asked]) -> None:
         if not asked:
             raise Refusal(422, "nothing was asked: give at least one text", "inputs")
-        most = min(self.settings.max_items, self.settings.queue)
-        if len(asked) > most:
-            raise Refusal(413, f"{len(asked):,} texts in one request; the most is {most:,}")
         for _, field, text in asked:
-            if any(len(part) > self.settings.max_text for part in ((text,) if isinstance(text, str) else text)):
+            parts = text if isinstance(text, tuple) else ("".join(text),)  # the words of a sentence are one text
+            if any(len(part) > self.settings.max_text for part in parts):
                 raise Refusal(413, f"a text has more than {self.settings.max_text:,} characters", field)
 
     # ---- changing ----
@@ -189,8 +192,9 @@ class Service:
         if resident.bytes > self.shelf.budget:
             raise DeltaError(f"{name}: it needs more memory than the service may use for all tasks")
         reading = self.host.read(resident, [(TRIAL, TRIAL) if resident.paired else TRIAL])[0]
-        if not np.isfinite(self.host.outputs([(resident, reading.rows)])[0]).all():
-            raise DeltaError(f"{name}: it gives no finite numbers")
+        answer = answered(resident, reading, self.host.outputs([(resident, reading.rows)])[0])
+        if "error" in answer:
+            raise DeltaError(f"{name}: {answer['error']}")
         return entry, Version(name, entry.version, resident)
 
     # ---- living ----
@@ -220,7 +224,7 @@ class Service:
             except Exception as error:  # a network folder may be away for a while
                 log("warning", "the folder cannot be looked at", error=str(error))
             # A look at a very large folder takes its time; nine tenths of it are for the requests.
-            await asyncio.sleep(9 * max(0.0, time.monotonic() - began - self.settings.watch))
+            await asyncio.sleep(min(LONGEST, 9 * max(0.0, time.monotonic() - began - self.settings.watch)))
 
     async def _scan(self) -> None:
         change = await asyncio.get_running_loop().run_in_executor(self.executor, self.folder.scan)

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..resident import Text
 
+MOST_ERRORS = 100
+
 
 class Refusal(Exception):
     """A request that gets no answer: the status, why, and which field is to blame."""
@@ -33,7 +35,7 @@ class Fields(_Strict):
     text_pair: str | None = None
     question: str | None = None
     context: str | None = None
-    words: list[str] | None = None
+    words: list[str] | None = Field(None, fail_fast=True)
 
     def value(self, field: str) -> Text:
         """What the task takes."""
@@ -54,11 +56,18 @@ class Ask(_Strict):
     """Texts for one task (`task` and `inputs`), or for any mix of tasks (`items`)."""
 
     task: str | None = Field(None, description="the task asked about all inputs")
-    inputs: list[str | Fields] | None = Field(None, description="texts, or objects for pairs and questions")
-    items: list[Item] | None = Field(None, description="instead of task and inputs: each text with its own task")
-    deadline_ms: int | None = Field(
-        None, ge=1, description="give up after this time, if it is sooner than the server's"
+    inputs: list[str | Fields] | None = Field(
+        None, fail_fast=True, description="texts, or objects for pairs and questions"
     )
+    items: list[Item] | None = Field(
+        None, fail_fast=True, description="instead of task and inputs: each text with its own task"
+    )
+    deadline_ms: int | None = Field(
+        None, ge=1, le=86_400_000, description="give up after this time, if it is sooner than the server's"
+    )
+
+    def __len__(self) -> int:
+        return len(self.items or ()) + len(self.inputs or ())
 
     def texts(self) -> Iterator[tuple[str, str, Text]]:
         """Task, field and text of each thing asked."""
@@ -78,6 +87,8 @@ def parse(body: bytes) -> Ask:
     try:
         return Ask.model_validate_json(body)
     except ValidationError as error:
+        if error.error_count() > MOST_ERRORS:  # telling them apart takes longer than finding them
+            raise Refusal(422, f"{error.error_count():,} fields are wrong", "body") from None
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = [str(part) for part in first["loc"] if part not in ("str", "Fields")]
         raise Refusal(422, str(first["msg"])[:300], ".".join(place) or "body") from error

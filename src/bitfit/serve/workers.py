@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,13 @@ from ..resident import Host, Resident
 from ..rows import Rows
 from ..tensorfile import Array
 from .journal import log
+
+
+class Closable(Protocol):
+    """Something that is open."""
+
+    def close(self) -> None: ...
+
 
 Batch = Sequence[tuple[Resident, Rows]]
 Outputs = Callable[[Batch], list[Array]]
@@ -39,11 +46,11 @@ def can_fork(host: Host) -> bool:
 class Worker:
     """A process that computes for one thread. If it dies the thread computes itself: slower, but nothing is lost."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, others: Sequence[Closable] = ()) -> None:
         context = get_context("fork")
         self._host = host
         self._line, far = context.Pipe()
-        self._process = context.Process(target=_serve, args=(host, far, self._line), daemon=True)
+        self._process = context.Process(target=_serve, args=(host, far, [self, *others]), daemon=True)
         self._process.start()
         far.close()
         self._alive = True
@@ -58,6 +65,10 @@ class Worker:
         here = [place for place in range(len(batch)) if place not in out]
         out |= zip(here, self._host.outputs([batch[place] for place in here]), strict=True)
         return [out[place] for place in range(len(batch))]
+
+    def close(self) -> None:
+        """Close the line to it; a process closes those to its elder siblings, lest they outlive the service."""
+        self._line.close()
 
     def end(self) -> None:
         """Whatever it does."""
@@ -76,11 +87,12 @@ class Worker:
         return found  # type: ignore[no-any-return]
 
 
-def _serve(host: Host, line: Connection, other: Connection) -> None:
-    """Answer until the service is gone. It alone is told to stop: Ctrl-C reaches every process of a terminal."""
-    other.close()
+def _serve(host: Host, line: Connection, others: Sequence[Closable]) -> None:
+    """Answer until the service is gone. It alone is told to stop: a signal may reach every process of a group."""
+    for other in others:
+        other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _served.append(host)
     while True:
         try:
