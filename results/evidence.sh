@@ -36,7 +36,7 @@ qnli() { less qnli "${pairs[@]}"; }
 rte() { less rte "${pairs[@]}"; }
 base() { # two more bases: Full, BitFit, b_m2 + b_q, b_LN1 + b_LN2, random, Frozen
   run plus-figure7 --base "$1" --tasks trec "${short[@]}" --method Full --lr 1e-4
-  run plus-figure7 --base "$1" --tasks trec "${short[@]}" "${six[@]}" "${few[@]}"
+  run plus-figure7 --base "$1" --tasks trec "${short[@]}" "${six[@]}" "${three[@]}"
 }
 l3() { base "$L3"; }
 e5() { base "$E5"; }
