@@ -73,15 +73,14 @@ class Findings:
                 said.setdefault(text, []).extend((m, t) for m in run["methods"] for t in run["frames"])
         untested = [task for task in self.own if self.part == "test" and not self._tested(task)]
         ran = list(dict.fromkeys(task for run in self.manifest["runs"] for task in run["frames"]))
-        cells = {(m, t) for run in self.manifest["runs"] for m in run["methods"] for t in run["frames"]}
+        cells = [(m, t) for run in self.manifest["runs"] for m in run["methods"] for t in run["frames"]]
         found = []
         if set(ran) != set(self.study.tasks) - {MISMATCHED}:
             found.append(f"Tasks: {', '.join(ran)} instead of {', '.join(self.study.tasks)}.")
         for text, own in said.items():
             on = [task for task in ran if any(task == t for _, t in own)]
             where = "" if on == ran else f"On {', '.join(on)}: "
-            all_of = {cell for cell in cells if cell[1] in on} <= set(own)
-            whose = "" if all_of else f" ({', '.join(dict.fromkeys(m for m, _ in own))})"
+            whose = _named([m for m, _ in own], [m for m, t in cells if t in on])
             found.append(f"{where}{text.removesuffix('.')}{whose}.")
         if untested:
             found.append(f"{', '.join(untested)}: no labelled test part; scored on dev, which chose the rate too.")
@@ -201,6 +200,14 @@ class Findings:
             return {0: 100 * sum(map(self.failed, chosen.values())) / len(chosen)} if len(chosen) > 1 else {}
         values = [self.points(result) for result in chosen.values()]
         return {0: standard_deviation(values)} if len(values) > 1 else {}
+
+
+def _named(some: Sequence[str], every: Sequence[str]) -> str:
+    """Which methods of those that were run, in as few words as it takes."""
+    own, others = dict.fromkeys(some), [name for name in dict.fromkeys(every) if name not in some]
+    if not others:
+        return ""
+    return f" ({'; '.join(own)})" if len(own) <= len(others) else f" (all but {'; '.join(others)})"
 
 
 def _mismatched(found: Mapping[Point, Result | None]) -> Iterator[tuple[Point, Result]]:
