@@ -45,7 +45,7 @@ lowdata() {
   run freeze-low-data "${size[@]}" --method Full --lr 1e-4
   run freeze-low-data "${size[@]}" --method BitFit --method LayerNorm --lr "$3"
 }
-low-sst2() { lowdata sst2 1000 1e-3,4e-3; }
+low-sst2() { lowdata sst2 1000 1e-3; }
 low-qnli() { lowdata qnli 500 4e-3; }
 initbias() { run freeze-initbias --base $mini --tasks sst2,rte "${pairs[@]}" --method BitFit --method "InitBias+BitFit" --lr 1e-3; }
 reinit() { run freeze-reinit --base $mini --tasks sst2,cola --train-size 300 --dev-size 300 --epochs 3 --evals-per-epoch 1 --seeds 1; }
