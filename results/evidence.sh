@@ -27,7 +27,7 @@ selections() { # all selections of bitfit Table 3 and bitfit-plus Figure 7 on on
   run plus-figure7 "${size[@]}" "${full[@]}"
   run plus-figure7 "${size[@]}" "${figure7[@]}" "${few[@]}"
 }
-trec() { few=("${three[@]}") && selections trec "${short[@]}" && few=(--lr 2e-3,4e-3); }
+trec() { local few=("${three[@]}") && selections trec "${short[@]}"; }
 sst2() { selections sst2 "${short[@]}"; }
 less() { local figure7=("${core7[@]}") && selections "$@"; } # those that the claims need
 cola() { less cola "${short[@]}"; }

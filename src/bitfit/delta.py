@@ -26,8 +26,9 @@ HEAD = "head."
 INDEX, VALUE = ".index", ".value"
 POOLS = ("cls", "mean", "tokens")  # what a head may see
 
+LABELLED = ("classification", "multilabel", "tagging")  # kinds whose answers are names
+
 # What the metadata must hold, so that a reader can rely on it without looking.
-LABELLED = ("classification", "multilabel", "tagging")
 SCHEMA: dict[str, type | tuple[type, ...]] = {
     "format": int,
     "base": str,

@@ -23,6 +23,7 @@ import numpy as np
 from ..resident import Host, Reading, Resident
 from ..rows import Rows
 from ..tensorfile import Array
+from .journal import log
 from .meters import Meters
 from .settings import Settings
 from .wire import Refusal
@@ -73,6 +74,7 @@ def answered(resident: Resident, reading: Reading, numbers: Array) -> Answer:
     try:
         found = resident.answer(reading, numbers)
     except Exception as error:
+        log("error", "an answer cannot be formed", error=f"{type(error).__name__}: {error}")
         return {"error": f"the task's answer cannot be formed ({type(error).__name__})"}
     return found if math.isfinite(found.get("value", 0.0)) else {"error": "the task's value is not finite"}
 

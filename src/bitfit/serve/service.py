@@ -142,8 +142,7 @@ class Service:
         if not asked:
             raise Refusal(422, "nothing was asked: give at least one text", "inputs")
         for _, field, text in asked:
-            parts = text if isinstance(text, tuple) else ("".join(text),)  # the words of a sentence are one text
-            if any(len(part) > self.settings.max_text for part in parts):
+            if _length(text) > self.settings.max_text:
                 raise Refusal(413, f"a text has more than {self.settings.max_text:,} characters", field)
 
     # ---- changing ----
@@ -234,3 +233,10 @@ class Service:
         if change.added or change.changed or change.removed:
             counts = {kind: len(getattr(change, kind)) for kind in ("added", "changed", "removed")}
             log("info", "folder changed", **counts, tasks=len(self.folder.entries))
+
+
+def _length(text: Text) -> int:
+    """Characters of a text, of the longer one of a pair, or of all words of a sentence."""
+    if isinstance(text, str):
+        return len(text)
+    return max(map(len, text)) if isinstance(text, tuple) else sum(map(len, text))
