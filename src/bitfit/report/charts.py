@@ -108,14 +108,14 @@ def lines(curves: Sequence[Curve], x_name: str, y_name: str, log: bool = False, 
     every = [point for c in shown for part in (c.points, c.low, c.high) for point in part]
     low, high = _reach([y for _, y in every], zero=False)
     x_low, x_high = min(x for x, _ in every), max(x for x, _ in every)
-    across = _scale(change(x_low), change(x_high) if x_high > x_low else change(x_low) + 1, 40, WIDTH - 10)
+    across = _scale(change(x_low), change(x_high) if x_high > x_low else change(x_low) + 1, 40, WIDTH - 18)
     down, height = _scale(low, high, 168, 10), 208
     parts = [_shelf(down(tick), _number(tick)) for tick in _ticks(low, high, 4)]
     marks = sorted(set(rows)) if log else _ticks(x_low, x_high, 5)
     parts += [
         _text(across(change(x)), 184, _number(x), anchor="middle", fill=SOFT) for x in _spaced(marks, across, change)
     ]
-    parts.append(_text((40 + WIDTH - 10) / 2, 202, x_name, anchor="middle", fill=SOFT))
+    parts.append(_text((40 + WIDTH - 18) / 2, 202, x_name, anchor="middle", fill=SOFT))
     parts.append(_text(4, 8, y_name, fill=SOFT, size=10))
     for curve in sorted(shown, key=lambda c: c.bold):
         parts.append(_curve(curve, lambda p: (across(change(p[0])), down(p[1])), log))

@@ -75,9 +75,14 @@ def _columns(table: Table, findings: Findings) -> list[str]:
     return [*more, *named, *last]
 
 
+def _shares(table: Table) -> list[str]:
+    """The papers' column of trained parameters, where they have it."""
+    return ["% param"] if any(row.share for row in table.rows) else []
+
+
 def _by_task(table: Table, findings: Findings) -> Grid:
     columns = _columns(table, findings)
-    shares = ["% param"] if any(row.share for row in table.rows) else []  # the papers' column, where they have it
+    shares = _shares(table)
     every = [(row, row.rate) for row in table.rows]
     for method, rate in _unlisted(table, findings):
         every.append((Row(label=f"{method} {rate:g}" if rate else method, method=method), rate))
@@ -167,21 +172,23 @@ def _over_bases(table: Table, bases: Sequence[Findings]) -> Grid:
     """Rows that name a base stand beside its own run; other bases get rows of their own below."""
     columns = list(dict.fromkeys([*table.columns, *(task for f in bases for task in f.tasks)]))
     cells = _best_rates if table.layout == "best" else _task_cells
+    shares = _shares(table)
     rows: list[list[Cell | str]] = []
     for row in table.rows:
         ran = next((f for f in bases if f.base == row.base), None)
         if ran is not None:
-            rows.append([row.label, row.share, *cells(row, None, table, columns, ran)])
+            found = cells(row, None, table, columns, ran)
         else:
-            rows.append([row.label, row.share, *(compared([], _value(row, n)) for n in range(len(columns)))])
+            found = [compared([], _value(row, n)) for n in range(len(columns))]
+        rows.append([row.label, *(row.share for _ in shares), *found])
     listed = {row.base for row in table.rows}
     for findings in bases:
         if findings.base not in listed:
             for method in findings.methods:
                 extra = Row(label=f"{findings.base}: {method}", method=method)
-                rows.append([extra.label, "", *cells(extra, None, table, columns, findings)])
+                rows.append([extra.label, *("" for _ in shares), *cells(extra, None, table, columns, findings)])
     notes = [SILENT] if any(findings.silent for findings in bases) else []
-    return Grid(table.name, ["", "% param", *columns], rows, table.caption, notes)
+    return Grid(table.name, ["", *shares, *columns], rows, table.caption, notes)
 
 
 def _best_rates(row: Row, _: float | None, table: Table, columns: list[str], findings: Findings) -> list[Cell]:
