@@ -46,10 +46,11 @@ from sides import (
 )
 
 import bitfit
-from bitfit import Base, Delta, Model, loop
-from bitfit.bank import Bank, lane_of_delta
-from bitfit.folding import serving_form
-from bitfit.rows import Rows
+from bitfit import Base, Delta, Model
+from bitfit.bank.bank import Bank, lane_of_delta
+from bitfit.delta.fold import serving_form
+from bitfit.model.rows import Rows
+from bitfit.training import loop
 
 RESULTS = ROOT / "benchmarks" / "results.md"
 Sides = Mapping[str, Step]

@@ -29,10 +29,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 import bitfit
-from bitfit.bank import Bank, lane_to_train
-from bitfit.delta import FORMAT, Delta
-from bitfit.model import Model
-from bitfit.selection import select
+from bitfit.bank.bank import Bank, lane_to_train
+from bitfit.delta.delta import FORMAT, Delta
+from bitfit.model.selection import select
+from bitfit.model.task_model import Model
 from bitfit.serve.client import Client
 from bitfit.serve.load import Load, Result, measure
 

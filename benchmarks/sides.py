@@ -19,12 +19,14 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
 import bitfit
-from bitfit import Base, Delta, Model, data, demo
-from bitfit.bank import Bank, lane_to_train
-from bitfit.delta import FORMAT
-from bitfit.encode import Encoder
-from bitfit.rows import Rows
-from bitfit.selection import select
+from bitfit import Base, Delta, Model
+from bitfit.bank.bank import Bank, lane_to_train
+from bitfit.cli import demo
+from bitfit.data import loading
+from bitfit.delta.delta import FORMAT
+from bitfit.model.rows import Rows
+from bitfit.model.selection import select
+from bitfit.tasks.encode import Encoder
 
 try:
     import peft
@@ -56,7 +58,7 @@ def texts(task: str) -> tuple[list[str], list[str] | None]:
     folder = shared()
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
-            found = list(data.load(demo.write_reviews(Path(temporary))).train.texts)
+            found = list(loading.load(demo.write_reviews(Path(temporary))).train.texts)
         return found, None if task == "sst2" else found[1:] + found[:1]
     with gzip.open(folder / task / "train.jsonl.gz", "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from bitfit import named
+from bitfit.data import named
 from conftest import WORDS
 
 GOOD, BAD = ("good", "fine", "great"), ("bad", "poor", "awful")

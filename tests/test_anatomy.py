@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-from bitfit.anatomy import FAMILIES, PART, TERMS, Anatomy, Site, anatomy
+from bitfit.model.anatomy import FAMILIES, PART, TERMS, Anatomy, Site, anatomy
 
 SMALL = {
     "hidden_size": 8,

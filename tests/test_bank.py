@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from bitfit.bank import Bank, change_map, lane_of_delta, lane_to_train
-from bitfit.encode import Encoder
-from bitfit.model import Model
-from bitfit.selection import select
+from bitfit.bank.bank import Bank, change_map, lane_of_delta, lane_to_train
+from bitfit.model.selection import select
+from bitfit.model.task_model import Model
+from bitfit.tasks.encode import Encoder
 from conftest import ARCHITECTURES, INJECT, reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")

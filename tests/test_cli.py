@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from bitfit.cli import _run, default_out
+from bitfit.cli.main import default_out, run
 from conftest import reviews
 
 
@@ -41,7 +41,7 @@ def test_train_json_keeps_its_contract(folder, csv_file, tmp_path, capsys):
         str(out),
         "--json",
     ]
-    assert _run(words) == 0
+    assert run(words) == 0
     shown = json.loads(capsys.readouterr().out)
     assert set(shown) >= {
         "delta", "base", "task", "select", "head", "lr", "batch", "seed", "epochs", "trained", "metric", "dev", "test",
@@ -53,7 +53,7 @@ def test_train_json_keeps_its_contract(folder, csv_file, tmp_path, capsys):
 
 def test_train_says_what_it_took_and_where_it_wrote(folder, csv_file, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert _run(["train", str(csv_file), "--base", folder, "--lr", "1e-2", "--epochs", "1"]) == 0
+    assert run(["train", str(csv_file), "--base", folder, "--lr", "1e-2", "--epochs", "1"]) == 0
     shown = capsys.readouterr()
     assert 'text is column "text"' in shown.err and "reviews.safetensors" in shown.out
     assert (tmp_path / "reviews.safetensors").is_file()
@@ -66,9 +66,9 @@ def test_default_names_follow_the_data(tmp_path):
 
 
 def test_predict_prints_a_line_per_text(delta_file, folder, capsys):
-    assert _run(["predict", str(delta_file), "good", "bad film", "--base", folder]) == 0
+    assert run(["predict", str(delta_file), "good", "bad film", "--base", folder]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
-    assert _run(["predict", str(delta_file), "good", "--base", folder, "--json"]) == 0
+    assert run(["predict", str(delta_file), "good", "--base", folder, "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == {"label", "score", "scores"}
 
 
@@ -76,14 +76,14 @@ def test_predict_writes_a_csv_with_a_row_per_row(delta_file, folder, csv_file, t
     import csv
 
     out = tmp_path / "answers.csv"
-    assert _run(["predict", str(delta_file), "--file", str(csv_file), "--out", str(out), "--base", folder]) == 0
+    assert run(["predict", str(delta_file), "--file", str(csv_file), "--out", str(out), "--base", folder]) == 0
     with out.open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 64 and set(rows[0]) == {"label", "score", "p(negative)", "p(positive)"}
 
 
 def test_evaluate_json_keeps_its_contract(delta_file, folder, csv_file, capsys):
-    assert _run(["evaluate", str(delta_file), str(csv_file), "--base", folder, "--json"]) == 0
+    assert run(["evaluate", str(delta_file), str(csv_file), "--base", folder, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert set(shown) == {"rows", "metrics", "interval"} and shown["rows"] == 64
     low, high = shown["interval"]["accuracy"]
@@ -91,7 +91,7 @@ def test_evaluate_json_keeps_its_contract(delta_file, folder, csv_file, capsys):
 
 
 def test_inspect_json_keeps_its_contract(delta_file, capsys):
-    assert _run(["inspect", str(delta_file), "--json"]) == 0
+    assert run(["inspect", str(delta_file), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert set(shown) >= {
         "base", "fingerprint", "select", "head", "task", "labels", "metrics", "bytes", "change",
@@ -100,13 +100,13 @@ def test_inspect_json_keeps_its_contract(delta_file, capsys):
 
 
 def test_inspect_shows_and_plots_the_change_map(delta_file, tmp_path, capsys):
-    assert _run(["inspect", str(delta_file), "--plot", str(tmp_path / "map.svg")]) == 0
+    assert run(["inspect", str(delta_file), "--plot", str(tmp_path / "map.svg")]) == 0
     assert "b_LN1" in capsys.readouterr().out
     assert (tmp_path / "map.svg").read_text().startswith("<svg")
 
 
 def test_count_json_keeps_its_contract(folder, capsys):
-    assert _run(["count", folder, "--json", "--select", "b_q", "--names"]) == 0
+    assert run(["count", folder, "--json", "--select", "b_q", "--names"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert set(shown) >= {"base", "total", "trained", "percent", "terms", "head"}
     assert shown["terms"]["b_q"] == {"total": 32, "trained": 32} and shown["terms"]["b_k"]["trained"] == 0
@@ -130,7 +130,7 @@ SHAPES = {
 def test_count_on_a_bare_config_reproduces_the_papers_numbers(shape, head, total, trained, tmp_path, capsys):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "bert", **SHAPES[shape]}))
-    assert _run(["count", str(path), "--head", head, "--json"]) == 0
+    assert run(["count", str(path), "--head", head, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["total"], shown["trained"]) == (total, trained)
     assert bool(shown["warnings"]) == (head == "bias")
@@ -138,27 +138,27 @@ def test_count_on_a_bare_config_reproduces_the_papers_numbers(shape, head, total
 
 def test_count_takes_a_folder_with_a_config_alone(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **SHAPES["tiny"]}))
-    assert _run(["count", str(tmp_path), "--json"]) == 0
+    assert run(["count", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["trained"] == 3_330
 
 
 def test_count_refuses_a_config_that_builds_no_model(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 10}))
-    assert _run(["count", str(tmp_path / "config.json")]) == 4
+    assert run(["count", str(tmp_path / "config.json")]) == 4
 
 
 def test_count_warns_of_a_random_head_that_stays_frozen(folder, capsys):
-    assert _run(["count", folder, "--head", "frozen"]) == 0
+    assert run(["count", folder, "--head", "frozen"]) == 0
     assert "randomly initialised" in capsys.readouterr().err
 
 
 def test_export_writes_a_folder(delta_file, folder, tmp_path, capsys):
-    assert _run(["export", str(delta_file), "--out", str(tmp_path / "x"), "--base", folder]) == 0
+    assert run(["export", str(delta_file), "--out", str(tmp_path / "x"), "--base", folder]) == 0
     assert {"README.md", "config.json", "model.safetensors"} <= {path.name for path in (tmp_path / "x").iterdir()}
 
 
 def test_doctor_answers(capsys):
-    assert _run(["doctor", "--json"]) == 0
+    assert run(["doctor", "--json"]) == 0
     assert "torch" in json.loads(capsys.readouterr().out)
 
 
@@ -196,21 +196,21 @@ def test_doctor_answers(capsys):
 )
 def test_errors_are_one_line_with_the_right_code(words, code, says, folder, csv_file, tmp_path, capsys):
     words = [word.format(folder=folder, csv=csv_file, tmp=tmp_path) for word in words]
-    assert _run(words) == code
+    assert run(words) == code
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bitfit: ")]
     assert len(lines) == 1 and says in lines[0]
 
 
 def test_nothing_at_all_shows_the_help(capsys):
-    assert _run([]) == 2
+    assert run([]) == 2
     assert "train" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["inspect", "{delta}"]])
 def test_help_and_inspect_import_no_torch(words, delta_file):
     script = (
-        "import sys; from bitfit import cli\n"
-        "try: cli._run(sys.argv[1:])\n"
+        "import sys; from bitfit.cli import main\n"
+        "try: main.run(sys.argv[1:])\n"
         "except SystemExit: pass\n"
         "assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules)\n"
     )
@@ -248,7 +248,7 @@ def test_injection_runs_through_every_command(folders, csv_file, tmp_path, capsy
     folder, out = str(folders("llama")), str(tmp_path / "d.safetensors")
 
     def run(*words):
-        assert _run(list(words)) == 0
+        assert run(list(words)) == 0
         return capsys.readouterr().out
 
     assert json.loads(run("count", folder, "--inject", "b_v", "--json"))["terms"]["b_v"]["trained"] == 16
@@ -263,13 +263,13 @@ def test_injection_runs_through_every_command(folders, csv_file, tmp_path, capsy
         "predict", out, "good film", "--json", "--base", folder
     )
     assert "config.json" in run("export", out, "--base", folder, "--out", str(tmp_path / "model"))
-    assert _run(["train", str(csv_file), "--base", folder, "--inject", "b_x"]) == 2
-    assert _run(["export", out, "--base", folder, "--out", str(tmp_path / "folded"), "--fold"]) == 2
+    assert run(["train", str(csv_file), "--base", folder, "--inject", "b_x"]) == 2
+    assert run(["export", out, "--base", folder, "--out", str(tmp_path / "folded"), "--fold"]) == 2
     assert "rotary" in capsys.readouterr().err and not (tmp_path / "folded").exists()
 
 
 def test_export_folds_on_request(folder, delta_file, tmp_path, capsys):
-    assert _run(["export", str(delta_file), "--base", folder, "--out", str(tmp_path / "m"), "--fold"]) == 0
+    assert run(["export", str(delta_file), "--base", folder, "--out", str(tmp_path / "m"), "--fold"]) == 0
     assert "folded" in (tmp_path / "m" / "README.md").read_text()
 
 
@@ -281,7 +281,7 @@ def test_an_output_never_replaces_its_input(what, delta_file, folder, csv_file, 
         "predict": ["predict", str(delta_file), "--base", folder, "--file", str(csv_file), "--out", str(csv_file)],
         "inspect": ["inspect", str(delta_file), "--plot", str(delta_file)],
     }
-    assert _run(words[what]) == 2 and "is the input" in capsys.readouterr().err
+    assert run(words[what]) == 2 and "is the input" in capsys.readouterr().err
     assert (csv_file.read_bytes(), delta_file.read_bytes()) == before
 
 
@@ -295,16 +295,16 @@ def test_code_that_a_base_brings_never_runs(command, folders, csv_file, tmp_path
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     words = {"count": ["count", "remote"], "train": ["train", str(csv_file), "--base", "remote"]}
-    assert _run(words[command]) == 4 and not (tmp_path / "ran").exists()
+    assert run(words[command]) == 4 and not (tmp_path / "ran").exists()
 
 
 def test_a_misspelt_folder_never_asks_the_hub(csv_file, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bases").mkdir()
-    assert _run(["train", str(csv_file), "--base", "bases/nosuch"]) == 4
+    assert run(["train", str(csv_file), "--base", "bases/nosuch"]) == 4
     assert "no such model folder" in capsys.readouterr().err
 
 
 def test_count_warns_of_an_empty_selection(folder, capsys):
-    assert _run(["count", folder, "--select", "b_q - b_q"]) == 0
+    assert run(["count", folder, "--select", "b_q - b_q"]) == 0
     assert "is empty on this base" in capsys.readouterr().err

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bitfit import data, splits
-from bitfit.columns import find_columns
-from bitfit.data import Columns, Examples, load, load_labelled, rows, stream_texts
+from bitfit.data import loading, splits
+from bitfit.data.columns import find_columns
+from bitfit.data.loading import Columns, Examples, load, load_labelled, rows, stream_texts
 from bitfit.errors import DataError
 
 SHARED = Path(os.environ.get("BITFIT_SHARED", Path(__file__).parents[2] / "shared")) / "data"
@@ -40,7 +40,7 @@ def values(path: Path) -> list[dict[str, object]]:
     return [row.values for row in rows(path)]
 
 
-def note(dataset: data.Dataset, part: str) -> str:
+def note(dataset: loading.Dataset, part: str) -> str:
     return next((n for n in dataset.notes if part in n), "")
 
 
@@ -314,7 +314,7 @@ def test_words_ints_and_bools_are_classes(tmp_path, labels, expected):
     dataset = load(labelled(tmp_path / "f.jsonl", labels * 2))
     assert (dataset.kind, dataset.labels) == ("classification", expected)
     ids = dict(zip(dataset.train.lines + dataset.dev.lines, dataset.train.labels + dataset.dev.labels, strict=True))
-    assert ids[1] == expected.index(data._class_name(labels[0]))
+    assert ids[1] == expected.index(loading._class_name(labels[0]))
 
 
 @pytest.mark.parametrize("labels", [[5.0, 4.75, 0], ["5", "4.75", "0"], ["1e-3", "2", "3"], [i / 1 for i in range(21)]])
@@ -631,7 +631,7 @@ def test_the_delimiter_is_the_one_the_header_has_most_of(tmp_path, header):
 def test_decimal_commas_are_an_error_that_shows_the_point(tmp_path):
     path = write(tmp_path / "a.csv", "text;rating\n" + "".join(f"text {i};{i},75\n" for i in range(30)))
     with pytest.raises(DataError, match=r"line 2.*\"0,75\" has a decimal comma; write 0.75"):
-        data.load(path)
+        loading.load(path)
 
 
 def test_a_constant_column_is_no_rival_of_a_numeric_label(tmp_path):
@@ -641,5 +641,5 @@ def test_a_constant_column_is_no_rival_of_a_numeric_label(tmp_path):
 
 
 def test_labels_that_differ_by_case_alone_are_noted(tmp_path):
-    dataset = data.load(labelled(tmp_path / "a.jsonl", ["Yes", "yes", "no"] * 10))
+    dataset = loading.load(labelled(tmp_path / "a.jsonl", ["Yes", "yes", "no"] * 10))
     assert "Yes and yes" in note(dataset, "spelling")

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from bitfit import tensorfile
-from bitfit.delta import Delta
-from bitfit.errors import DeltaError
+from bitfit import files
+from bitfit.delta import safefile
+from bitfit.delta.delta import Delta
+from bitfit.errors import DeltaError, WriteError
 from conftest import reviews
 
 
@@ -89,7 +90,7 @@ def test_another_tokenizer_is_another_base(delta, tmp_path):
 
 
 def rewritten(delta, tensors=None, **meta):
-    return tensorfile.encode(tensors or dict(delta.tensors), {**delta.meta, **meta})
+    return safefile.encode(tensors or dict(delta.tensors), {**delta.meta, **meta})
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def rewritten(delta, tensors=None, **meta):
     ],
 )
 def test_metadata_of_the_wrong_form_is_refused(delta, change, says):
-    tensors, meta = tensorfile.decode(rewritten(delta, **change), "f")
+    tensors, meta = safefile.decode(rewritten(delta, **change), "f")
     with pytest.raises(DeltaError, match=says):
         Delta.checked(tensors, meta, "f")
 
@@ -124,16 +125,16 @@ def test_metadata_of_the_wrong_form_is_refused(delta, change, says):
     "name", ["../../etc/passwd", "/root/x", "a..b", ".hidden", "a/b", "a\\b", "", "x" * 300, "a b", "é", "a\x00b"]
 )
 def test_path_like_names_are_refused(name):
-    data = tensorfile.encode({name: np.zeros(2, np.float32)}, {})
+    data = safefile.encode({name: np.zeros(2, np.float32)}, {})
     with pytest.raises(DeltaError, match="no parameter name"):
-        tensorfile.decode(data, "f")
+        safefile.decode(data, "f")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_values_that_are_no_numbers_are_refused(value):
-    data = tensorfile.encode({"a": np.array([1.0, value], np.float32)}, {})
+    data = safefile.encode({"a": np.array([1.0, value], np.float32)}, {})
     with pytest.raises(DeltaError, match="NaN or infinity"):
-        tensorfile.decode(data, "f")
+        safefile.decode(data, "f")
 
 
 def framed(header: str, body: bytes = b"") -> bytes:
@@ -180,14 +181,14 @@ def described(shape: str, offsets: str, dtype: str = '"F32"', more: str = "") ->
 )  # fmt: skip
 def test_malformed_files_are_typed_errors(data):
     with pytest.raises(DeltaError):
-        tensorfile.decode(data, "f")
+        safefile.decode(data, "f")
 
 
 def test_a_sparse_part_without_its_other_half_is_refused(delta):
     name = next(name for name in delta.tensors if name.endswith(".index"))
     tensors = {n: v for n, v in delta.tensors.items() if n != name}
     with pytest.raises(DeltaError, match="both indices and values"):
-        Delta.checked(*tensorfile.decode(rewritten(delta, tensors), "f"), "f")
+        Delta.checked(*safefile.decode(rewritten(delta, tensors), "f"), "f")
 
 
 @pytest.mark.parametrize("index", [[5, 5], [3, 1], [-1, 2], [0, 10**9]])
@@ -236,7 +237,7 @@ def refused(data: bytes, original: bytes) -> None:
         return
     began = time.process_time()
     with pytest.raises(DeltaError):
-        Delta.checked(*tensorfile.decode(data, "f"), "f")
+        Delta.checked(*safefile.decode(data, "f"), "f")
     assert time.process_time() - began < 0.1
 
 
@@ -277,8 +278,8 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(delta, path, monkey
         raise OSError(28, "No space left on device")
 
     before = path.read_bytes()
-    monkeypatch.setattr(tensorfile.os, "fsync", full)
-    with pytest.raises(DeltaError, match="No space left"):
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(WriteError, match="No space left"):
         delta.save(path)
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
@@ -287,9 +288,9 @@ def test_a_truly_full_disk_leaves_the_old_file(delta, path):
     # /dev/full answers every write as a full disk does.
     target = path.parent / "link.safetensors"
     target.write_bytes(b"old")
-    temporary = path.parent / f".link.safetensors.{tensorfile.os.getpid()}.tmp"
+    temporary = path.parent / f".link.safetensors.{files.os.getpid()}.tmp"
     temporary.symlink_to("/dev/full")
-    with pytest.raises(DeltaError, match="No space left"):
+    with pytest.raises(WriteError, match="No space left"):
         delta.save(target)
     assert target.read_bytes() == b"old" and not temporary.is_symlink()
 

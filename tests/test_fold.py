@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from bitfit import Delta, MixedPredictor, predict, train
-from bitfit.bank import Bank, lane_of_delta, lane_to_train
-from bitfit.encode import Encoder
+from bitfit.bank.bank import Bank, lane_of_delta, lane_to_train
+from bitfit.delta.fold import fold, serving_form, why_not
 from bitfit.errors import UsageError
-from bitfit.exporting import export
-from bitfit.folding import fold, serving_form, why_not
-from bitfit.model import Model
-from bitfit.selection import select
+from bitfit.model.selection import select
+from bitfit.model.task_model import Model
+from bitfit.prediction.export import export
+from bitfit.tasks.encode import Encoder
 from conftest import ARCHITECTURES, reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")

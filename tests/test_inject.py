@@ -11,13 +11,13 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from bitfit import Delta, Predictor, load_base, predict, train
-from bitfit.audit import count
-from bitfit.bank import Bank, change_map, lane_of_delta, lane_to_train
-from bitfit.encode import Encoder
+from bitfit.bank.bank import Bank, change_map, lane_of_delta, lane_to_train
 from bitfit.errors import DeltaError, SelectionError, UsageError
-from bitfit.exporting import export
-from bitfit.model import Model
-from bitfit.selection import select
+from bitfit.model.audit import count
+from bitfit.model.selection import select
+from bitfit.model.task_model import Model
+from bitfit.prediction.export import export
+from bitfit.tasks.encode import Encoder
 from conftest import INJECT, make_folder, reviews, tokenizer
 
 TEXTS = [text for text, _ in reviews(6)]

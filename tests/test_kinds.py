@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from bitfit import Delta, Predictor, data, export, predict, train
-from bitfit.bank import Bank, lane_to_train
-from bitfit.cli import _run
-from bitfit.encode import Encoder
+from bitfit import Delta, Predictor, export, predict, train
+from bitfit.bank.bank import Bank, lane_to_train
+from bitfit.bank.packed import Packed
+from bitfit.cli.main import run
+from bitfit.data import loading
+from bitfit.data.examples import Answer, Examples
 from bitfit.errors import DataError, DeltaError, Interrupted, UsageError
-from bitfit.examples import Answer, Examples
-from bitfit.exporting import transformers_class
-from bitfit.model import Model
-from bitfit.packed import Packed
-from bitfit.selection import select
+from bitfit.model.selection import select
+from bitfit.model.task_model import Model
+from bitfit.prediction.export import transformers_class
 from bitfit.tasks import KINDS, Task
+from bitfit.tasks.encode import Encoder
 from conftest import ARCHITECTURES, WORDS, reviews
 from test_train import StopAt
 
@@ -166,37 +167,37 @@ def test_evaluating_the_dev_file_gives_the_dev_scores(base, sources, kind, tmp_p
         (folder / f"{name}{sources[kind].suffix}").write_bytes(sources[kind].read_bytes())
     best = train(folder, base, task=kind, **QUICK).best
     rows, scores, _ = Predictor(best.delta, base).evaluate(folder / f"dev{sources[kind].suffix}")
-    assert scores == best.scores["dev"] and rows == len(data.load(folder, task=kind).dev)
+    assert scores == best.scores["dev"] and rows == len(loading.load(folder, task=kind).dev)
 
 
 def test_a_conllu_file_says_what_the_jsonl_file_says(base, tagged, tmp_path):
     path = tmp_path / "same.conllu.gz"
     path.write_bytes(gzip.compress(conllu(sentences()).encode()))
-    a, b = data.load(tagged), data.load(path)
+    a, b = loading.load(tagged), loading.load(path)
     assert a.train.texts == b.train.texts and a.train.labels == b.train.labels and a.labels == b.labels
-    assert data.load(path, label="xpos").labels == ("ADJ2", "NOUN2", "X2")
+    assert loading.load(path, label="xpos").labels == ("ADJ2", "NOUN2", "X2")
 
 
 def test_a_folder_of_originals_is_read_by_their_names(tmp_path):
     for part, count in (("train", 12), ("dev", 6), ("test", 4)):
         (tmp_path / f"en_ewt-ud-{part}.conllu").write_text(conllu(sentences(count)))
-    dataset = data.load(tmp_path)
+    dataset = loading.load(tmp_path)
     assert [len(dataset.train), len(dataset.dev), len(dataset.test)] == [12, 6, 4]
     assert "en_ewt-ud-dev.conllu is taken as dev." in dataset.notes
 
 
 @pytest.mark.parametrize("form", ["lists", "columns"])
 def test_label_sets_may_be_lists_or_columns(several, tmp_path, form):
-    expected = data.load(several, task="multilabel")
+    expected = loading.load(several, task="multilabel")
     path = tmp_path / ("s.jsonl" if form == "lists" else "s.csv")
     texts = [text for text, _ in reviews(48)]
     if form == "lists":
         path.write_text("".join(json.dumps({"text": t, "label": labels_of(t)}) + "\n" for t in texts))
-        found = data.load(path)
+        found = loading.load(path)
     else:
         cells = [f"{t},{int('ADJ' in labels_of(t))},{int('NOUN' in labels_of(t))}" for t in texts]
         path.write_text("text,ADJ,NOUN\n" + "\n".join(cells) + "\n")
-        found = data.load(path, label="ADJ,NOUN")
+        found = loading.load(path, label="ADJ,NOUN")
     assert found.kind == "multilabel" and found.labels == expected.labels
     assert sorted(zip(found.train.texts, found.train.labels, strict=True)) == sorted(
         zip(expected.train.texts, expected.train.labels, strict=True)
@@ -208,7 +209,7 @@ def test_answers_may_be_written_in_several_ways(tmp_path, answers):
     path = tmp_path / "q.jsonl"
     row = {"question": "is fine", "context": CONTEXT, "answers": answers}
     path.write_text("".join(json.dumps({**row, "context": f"{CONTEXT} {i}"}) + "\n" for i in range(12)))
-    dataset = data.load(path)
+    dataset = loading.load(path)
     assert dataset.kind == "answering" and dataset.train.labels[0] == (Answer("fine", CONTEXT.index("fine")),)
 
 
@@ -218,7 +219,7 @@ def test_questions_on_one_context_stay_on_one_side_of_the_split(tmp_path):
         paragraph["context"] = f"{CONTEXT} {i // 5}"
     path = tmp_path / "s.json"
     path.write_text(json.dumps(table))
-    dataset = data.load(path)
+    dataset = loading.load(path)
     assert not set(dataset.train.pairs) & set(dataset.dev.pairs)
 
 
@@ -394,7 +395,7 @@ def test_a_sentence_that_does_not_fit_its_tags_is_named(tmp_path, row, message):
     good = {"tokens": ["good", "film"], "tags": ["X", "Y"]}
     path.write_text(json.dumps(good) + "\n" + json.dumps(row) + "\n")
     with pytest.raises(DataError, match=message):
-        data.load(path, task="tagging")
+        loading.load(path, task="tagging")
 
 
 @pytest.mark.parametrize("line", ["1\tgood\tADJ", "x\tgood\t_\tADJ\t_\t_\t_\t_\t_\t_"])
@@ -402,13 +403,13 @@ def test_a_broken_conllu_line_is_named(tmp_path, line):
     path = tmp_path / "t.conllu"
     path.write_text(conllu(sentences(2)) + line + "\n")
     with pytest.raises(DataError, match=f"line {len(path.read_text().splitlines())}"):
-        data.load(path)
+        loading.load(path)
 
 
 def test_words_without_a_tag_are_counted_and_not_scored(base, tmp_path):
     path = tmp_path / "t.conllu"
     path.write_text(conllu(sentences(12)).replace("\tADJ\t", "\t_\t"))
-    dataset = data.load(path)
+    dataset = loading.load(path)
     assert any("have no tag" in note for note in dataset.notes) and dataset.labels == ("NOUN", "X")
     assert train(path, base, **QUICK).best.dev is not None
 
@@ -427,7 +428,7 @@ def test_an_answer_beside_its_offset_is_moved_and_counted(tmp_path, off):
     table["data"][0]["paragraphs"][3]["qas"][0]["answers"][0]["answer_start"] += off
     path = tmp_path / "s.json"
     path.write_text(json.dumps(table))
-    dataset = data.load(path)
+    dataset = loading.load(path)
     assert any("1 question (q3) of s.json had an answer beside its offset" in note for note in dataset.notes)
     for context, answers in zip(dataset.train.pairs, dataset.train.labels, strict=True):
         assert all(context[a.start :].startswith(a.text) for a in answers)
@@ -439,7 +440,7 @@ def test_a_question_without_a_usable_answer_is_counted(tmp_path, answers, messag
     table["data"][0]["paragraphs"][3]["qas"][0]["answers"] = answers
     path = tmp_path / "s.json"
     path.write_text(json.dumps(table))
-    dataset = data.load(path)
+    dataset = loading.load(path)
     assert len(dataset.train) + len(dataset.dev) == 11
     assert any(message in note and "q3" in note for note in dataset.notes)
 
@@ -452,14 +453,14 @@ def test_a_json_file_of_another_shape_is_refused(tmp_path, text, message):
     path = tmp_path / "s.json"
     path.write_text(text)
     with pytest.raises(DataError, match=message):
-        data.load(path)
+        loading.load(path)
 
 
 def test_a_cell_that_is_neither_0_nor_1_is_named(tmp_path):
     path = tmp_path / "s.csv"
     path.write_text("text,a,b\ngood,1,0\nbad,2,1\n")
     with pytest.raises(DataError, match=r'line 3: column "a" holds "2"'):
-        data.load(path, label="a,b")
+        loading.load(path, label="a,b")
 
 
 @pytest.mark.parametrize("kind", NEW)
@@ -514,19 +515,19 @@ def test_predict_answers_words_and_files_and_writes_csv(base, folders, sources, 
     made(base, kind, columns=named).save(path)
     start, where = ["predict", str(path)], ["--base", str(folders("bert"))]
     words = ["is great", CONTEXT] if kind == "answering" else ["the plot was bad"]
-    assert _run([*start, *words, *where, "--json"]) == 0
+    assert run([*start, *words, *where, "--json"]) == 0
     assert json.loads(capsys.readouterr().out).keys() == KEYS[kind]
-    assert _run([*start, *words, *where]) == 0 and capsys.readouterr().out.count("\n") == 1
-    assert _run([*start, *where, "--file", str(sources[kind]), "--json"]) == 0
-    rows = sum(1 for _ in data.rows(sources[kind]))
+    assert run([*start, *words, *where]) == 0 and capsys.readouterr().out.count("\n") == 1
+    assert run([*start, *where, "--file", str(sources[kind]), "--json"]) == 0
+    rows = sum(1 for _ in loading.rows(sources[kind]))
     assert len(capsys.readouterr().out.splitlines()) == rows
-    assert _run([*start, *where, "--file", str(sources[kind]), "--out", str(tmp_path / "o.csv")]) == 0
+    assert run([*start, *where, "--file", str(sources[kind]), "--out", str(tmp_path / "o.csv")]) == 0
     assert len((tmp_path / "o.csv").read_text().splitlines()) == rows + 1
 
 
 def test_train_tells_its_baseline_and_how_to_go_on(folders, asked, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["train", str(asked), "--base", str(folders("bert")), "--lr", "1e-2", "--epochs", "1"]
-    assert _run(words) == 0
+    assert run(words) == 0
     shown = capsys.readouterr().out
     assert "the sentence most like the question: f1" in shown and '"a question" "its context"' in shown

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from bitfit import Delta, MixedPredictor, Predictor, predict
-from bitfit.bank import Bank, lane_of_delta, lane_to_train
-from bitfit.encode import Encoder
+from bitfit.bank.bank import Bank, lane_of_delta, lane_to_train
+from bitfit.bank.packed import Packed
 from bitfit.errors import DeltaError, UsageError
-from bitfit.model import Model
-from bitfit.packed import Packed
-from bitfit.selection import select
+from bitfit.model.selection import select
+from bitfit.model.task_model import Model
+from bitfit.tasks.encode import Encoder
 from conftest import ARCHITECTURES, reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 import pytest
 
-from bitfit import named, sources
-from bitfit.cli import _run
+from bitfit.cli.main import run
+from bitfit.data import named, sources
 from bitfit.errors import DataError, UsageError
 from conftest import WORDS
 
@@ -386,11 +386,11 @@ def test_a_wrong_entry_is_named(tmp_path, change, message):
 
 def test_tasks_lists_every_task_and_where_it_is(mini, capsys):
     folder = mini("qqp", train="train_sample", dev="heldout_sample")
-    assert _run(["tasks", "--data", str(folder), "--json"]) == 0
+    assert run(["tasks", "--data", str(folder), "--json"]) == 0
     found = {task["name"]: task for task in json.loads(capsys.readouterr().out)}
     assert set(found) == set(PAPERS) and found["qqp"]["partial"] == ["train", "dev"]
     assert found["rte"]["folder"] is None
-    assert _run(["tasks", "--data", str(folder)]) == 0
+    assert run(["tasks", "--data", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert "train (part), dev (part)" in shown and "hub: nyu-mll/glue wnli" in shown
 
@@ -398,7 +398,7 @@ def test_tasks_lists_every_task_and_where_it_is(mini, capsys):
 def test_doctor_reports_the_data_folder(mini, monkeypatch, capsys):
     folder = mini("rte")
     monkeypatch.setenv("BITFIT_DATA", str(folder))
-    assert _run(["doctor", "--json"]) == 0
+    assert run(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["BITFIT_DATA"] == str(folder) and facts["tasks with data here"] == "rte"
 
@@ -406,5 +406,5 @@ def test_doctor_reports_the_data_folder(mini, monkeypatch, capsys):
 def test_tasks_needs_no_torch(mini):
     import subprocess
 
-    code = "import sys; from bitfit.cli import _run; _run(['tasks']); sys.exit('torch' in sys.modules)"
+    code = "import sys; from bitfit.cli.main import run; run(['tasks']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0

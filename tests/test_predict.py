@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from bitfit import Delta, Predictor, export, predict, train
+from bitfit.data.examples import Columns
 from bitfit.errors import DataError, DeltaError, ModelError, UsageError
-from bitfit.examples import Columns
 from conftest import ARCHITECTURES, INJECT, reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -97,7 +97,7 @@ def test_a_missing_base_is_named(delta):
 
 
 def test_a_delta_of_a_folder_never_asks_the_hub(delta, monkeypatch):
-    from bitfit import prediction
+    from bitfit.prediction import predictor as prediction
 
     monkeypatch.setattr(prediction, "load_base", lambda *_: pytest.fail("looked for a base"))
     with pytest.raises(ModelError):

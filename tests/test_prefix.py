@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from bitfit import loop, train, training
-from bitfit.bank import Bank, lane_to_train
+from bitfit import train
+from bitfit.bank.bank import Bank, lane_to_train
+from bitfit.bank.packed import Packed
 from bitfit.errors import Interrupted
-from bitfit.model import Model
-from bitfit.packed import Packed
-from bitfit.rows import by_length
-from bitfit.selection import select
+from bitfit.model.rows import by_length
+from bitfit.model.selection import select
+from bitfit.model.task_model import Model
+from bitfit.training import loop
+from bitfit.training import run as training
 from test_packed import ARCHITECTURES, POOLS, STREAMS, assert_close, learn, rows, tiny_base
 
 FROZEN = {"none": 3, "bias@last1": 2, "b_m2@1 + b_q@2": 1, "bias": 0, "random(W_q@last2, 9)": 1}

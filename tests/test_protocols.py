@@ -8,8 +8,9 @@ from collections import Counter
 
 import pytest
 
-from bitfit import Plan, data, named, sources, splits
-from bitfit.cli import _run
+from bitfit import Plan
+from bitfit.cli.main import run
+from bitfit.data import loading, named, sources, splits
 from bitfit.errors import UsageError
 from conftest import reviews
 from test_named import GLUE, mini, mini_rows, write_rows  # noqa: F401
@@ -60,7 +61,7 @@ def test_holdout_keeps_the_best_of_its_evaluations(folder, base):
 def test_subsets_are_exact_stratified_and_nested(seed):
     labels = [0] * 700 + [1] * 290 + [2] * 10
     texts = [f"text {i}" for i in range(1000)]
-    examples = data.Examples(texts, None, labels, list(range(1000)))
+    examples = loading.Examples(texts, None, labels, list(range(1000)))
     smaller: set[int] = set()
     for size in (1, 10, 100, 500, 999, 1000):
         chosen = splits.subset(examples, "classification", size, seed)
@@ -77,10 +78,10 @@ def test_another_data_seed_draws_other_rows(folder):
 
 def test_the_gap_is_train_minus_dev_by_the_same_code(folder, folders, tmp_path, capsys):
     words = ["train", str(folder), "--base", str(folders("bert")), "--lr", "1e-2", "--epochs", "1"]
-    assert _run([*words, "--out", str(tmp_path / "d.safetensors"), "--json"]) == 0
+    assert run([*words, "--out", str(tmp_path / "d.safetensors"), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["gap"]["accuracy"] == pytest.approx(shown["train"]["accuracy"] - shown["dev"]["accuracy"])
-    assert _run([*words, "--out", str(tmp_path / "d.safetensors")]) == 0
+    assert run([*words, "--out", str(tmp_path / "d.safetensors")]) == 0
     assert "generalisation gap: accuracy" in capsys.readouterr().out
 
 
@@ -120,7 +121,8 @@ def test_every_file_of_the_server_is_made_by_some_task():
 @pytest.mark.filterwarnings("ignore:.*constant")  # a tiny model of one epoch may always answer the same
 @pytest.mark.parametrize("name", GLUE)
 def test_prediction_files_are_as_the_server_takes_them(name, mini, base, tmp_path):  # noqa: F811
-    from bitfit import Predictor, glue, train
+    from bitfit import Predictor, train
+    from bitfit.prediction import glue
 
     task, folder = named.known()[name], mini(name)
     for entry in task.glue:
@@ -136,7 +138,7 @@ def test_prediction_files_are_as_the_server_takes_them(name, mini, base, tmp_pat
 
 
 def test_numbers_beyond_the_servers_range_are_clipped():
-    from bitfit import glue
+    from bitfit.prediction import glue
 
     entry = named.known()["stsb"].glue[0]
     assert [glue._number(entry, value) for value in (-0.3, 2.34567, 7.0)] == ["0.000", "2.346", "5.000"]
@@ -149,15 +151,16 @@ def test_a_plain_files_delta_submits_with_the_task_said(folders, base, tmp_path,
     write_rows(folder / "mrpc" / "test.jsonl.gz", mini_rows(named.known()["mrpc"], 9, labelled=False))
     train(folder / "mrpc", base, lr=1e-3, epochs=1, out=out)
     words = ["predict", str(out), "--base", str(folders("bert")), "--glue", str(tmp_path / "glue")]
-    assert _run([*words, "--data", str(folder)]) == 2
+    assert run([*words, "--data", str(folder)]) == 2
     assert "--task TASK" in capsys.readouterr().err
-    assert _run([*words, "--data", str(folder), "--task", "mrpc"]) == 0
+    assert run([*words, "--data", str(folder), "--task", "mrpc"]) == 0
     assert "MRPC.tsv (9 rows; the server wants 1,725)" in capsys.readouterr().out
     check_submission(tmp_path / "glue" / "MRPC.tsv", 9)
 
 
 def test_a_file_of_several_test_sets_must_say_which(base, mini, tmp_path):  # noqa: F811
-    from bitfit import Predictor, glue, train
+    from bitfit import Predictor, train
+    from bitfit.prediction import glue
 
     folder = mini("mnli")
     predictor = Predictor(train("mnli", base, data=str(folder), lr=1e-3, epochs=1).best.delta, base)
@@ -174,12 +177,12 @@ def test_a_file_of_several_test_sets_must_say_which(base, mini, tmp_path):  # no
 def test_a_list_of_train_sizes_is_a_sweep(folder, folders, tmp_path, capsys):
     words = ["train", str(folder), "--base", str(folders("bert")), "--lr", "1e-2", "--epochs", "1"]
     words += ["--train-size", "40,20", "--out", str(tmp_path / "d.safetensors")]
-    assert _run([*words, "--json"]) == 0
+    assert run([*words, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["sizes"]
     assert [one["train_size"] for one in shown] == [20, 40]
     assert [one["delta"] for one in shown] == [str(tmp_path / f"d-{size}.safetensors") for size in (20, 40)]
     assert all((tmp_path / f"d-{size}.safetensors").is_file() for size in (20, 40))
-    assert _run(words) == 0
+    assert run(words) == 0
     assert "dev accuracy" in capsys.readouterr().out
 
 

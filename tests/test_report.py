@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
-from bitfit.report import pages, tables
+from bitfit.report import report, tables
 from bitfit.report.findings import Findings
 from bitfit.report.statistics import distribution, holm, p_above, p_equal, quantile, spearman, summary
 from bitfit.report.verdicts import FAILS, HOLDS, OPEN, judge
@@ -149,7 +149,7 @@ def test_mismatched_mnli_is_no_evidence_of_its_own():
     twice = {replace(p, task="mnli-mm"): r for p, r in found.results.items()}
     both = Findings(study, found.manifest, {**found.results, **twice})
     assert all(len(c.differences) == 3 for c in verdict(study, "C3", both).comparisons)
-    assert pages.state(both) == pages.state(found)
+    assert report.state(both) == report.state(found)
 
 
 def test_one_training_size_is_neither_the_smallest_nor_the_largest():
@@ -188,7 +188,7 @@ def test_scores_of_dev_that_stand_for_test_are_said():
 def test_cells_without_evidence_are_marked_in_markdown_too():
     study = STUDIES["freeze-low-data"]
     found = made_up(study, lambda p: 0.4 if p.size == 100 else 0.8, tasks=("cola",))
-    assert "no evidence" in pages.as_markdown(study, [found], [])
+    assert "no evidence" in report.as_markdown(study, [found], [])
 
 
 def test_two_blocks_decide_nothing():
@@ -202,7 +202,7 @@ def test_a_place_where_full_fine_tuning_learns_nothing_is_no_evidence():
     found = made_up(study, lambda p: 0.4 if p.task == "cola" and p.method == "Full" else 0.8)
     assert ("cola", None) in found.silent
     assert all(task != "cola" for task, _ in found.blocks())
-    assert "does not beat the majority class" in pages.as_html(study, [found], judge(study, [found]))
+    assert "does not beat the majority class" in report.as_html(study, [found], judge(study, [found]))
 
 
 def test_a_comparison_names_only_the_places_that_gave_it_blocks():
@@ -271,7 +271,7 @@ def check(text):
 def test_every_table_and_figure_of_a_study_is_on_its_page(name):
     study = STUDIES[name]
     found = made_up(study, by_method({"Full": 0.8}, 0.03), seeds=3)
-    text = pages.as_html(study, [found], judge(study, [found]))
+    text = report.as_html(study, [found], judge(study, [found]))
     checker = check(text)
     assert "svg" in checker.names or not study.figures
     for item in (*study.tables, *study.figures):
@@ -285,7 +285,7 @@ def test_every_table_and_figure_of_a_study_is_on_its_page(name):
 
 def test_a_page_without_results_shows_the_published_numbers_and_what_to_run():
     study = STUDIES["bitfit-table3"]
-    text = pages.as_html(study, [], judge(study, []))
+    text = report.as_html(study, [], judge(study, []))
     check(text)
     assert "bitfit study run bitfit-table3" in text and "92.7" in text and "Nothing to draw yet" in text
 
@@ -293,7 +293,7 @@ def test_a_page_without_results_shows_the_published_numbers_and_what_to_run():
 def test_a_study_half_done_reports_what_it_has():
     study = STUDIES["freeze-low-data"]
     found = made_up(study, by_method({"Full": 0.6}, 0.05), seeds=2, missing=0.6)
-    text = pages.as_html(study, [found], judge(study, [found]))
+    text = report.as_html(study, [found], judge(study, [found]))
     check(text)
     assert "the rest is missing below" in text
 
@@ -304,10 +304,10 @@ def test_hostile_text_stays_text_in_page_and_markdown():
     tables = tuple(replace(t, rows=tuple(replace(r, label=EVIL) for r in t.rows)) for t in study.tables)
     evil = replace(study, title=EVIL, name=EVIL, about=EVIL, methods=methods, tables=tables, contradictions=(EVIL,))
     found = made_up(evil, by_method({}, 0.05), seeds=2, tasks=(EVIL,), base=EVIL, label=EVIL)
-    text = pages.as_html(evil, [found], judge(evil, [found]))
+    text = report.as_html(evil, [found], judge(evil, [found]))
     check(text)
     assert "<script" not in text and "&lt;script&gt;" in text and "\x1b" not in text
-    markdown = pages.as_markdown(evil, [found], judge(evil, [found]))
+    markdown = report.as_markdown(evil, [found], judge(evil, [found]))
     tables_only = re.sub(r"`[^`\n]*`\n", "", markdown)
     assert "<script" not in tables_only
 
@@ -316,7 +316,7 @@ def test_the_policy_of_a_page_allows_its_own_style_and_nothing_else():
     import base64
     import hashlib
 
-    text = pages.as_html(STUDIES["bitfit-maps"], [], [])
+    text = report.as_html(STUDIES["bitfit-maps"], [], [])
     style = re.search(r"<style>(.*?)</style>", text, re.S).group(1)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = html.unescape(re.search(r'Content-Security-Policy" content="([^"]*)"', text).group(1))
@@ -327,7 +327,7 @@ def test_the_policy_of_a_page_allows_its_own_style_and_nothing_else():
 def test_a_cell_shows_ours_the_papers_and_the_difference():
     study = STUDIES["bitfit-table3"]
     found = made_up(study, lambda p: 0.8 + 0.01 * p.seed, seeds=3)
-    text = pages.as_markdown(study, [found], [])
+    text = report.as_markdown(study, [found], [])
     assert "81.0 ± 1.0 (paper 92.5, -11.5)" in text
 
 
@@ -345,4 +345,4 @@ def test_failed_runs_count_as_the_majority_and_are_shown_apart():
     point = next(p for p in found.results if p.method == "InitBias+BitFit")
     found.results[point] = replace(found.results[point], status="diverged", scores={})
     assert found.points(found.results[point]) == pytest.approx(40.0)
-    assert "(1 failed)" in pages.as_html(study, [found], [])
+    assert "(1 failed)" in report.as_html(study, [found], [])

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bitfit.anatomy import Anatomy, Site, anatomy
 from bitfit.errors import SelectionError
-from bitfit.selection import Init, Selection, check, count_by_term, parse_init, select
+from bitfit.model.anatomy import Anatomy, Site, anatomy
+from bitfit.model.selection import Init, Selection, check, count_by_term, parse_init, select
 
 
 def bert(layers: int = 3, width: int = 4, wide: int = 6, vocabulary: int = 10) -> Anatomy:

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from bitfit import Delta, predict
-from bitfit.resident import Resident
-from bitfit.tensorfile import read_claims
+from bitfit.delta.safefile import read_claims
+from bitfit.prediction.host import Resident
 from conftest import reviews
 from test_mixed import made
 
@@ -28,9 +28,9 @@ pytest.importorskip("fastapi", reason="needs the serve extra")
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
 from bitfit.serve.app import make_app  # noqa: E402
-from bitfit.serve.batcher import Batcher  # noqa: E402
 from bitfit.serve.client import Client, ServiceError  # noqa: E402
-from bitfit.serve.folder import Folder  # noqa: E402
+from bitfit.serve.queue import Batcher  # noqa: E402
+from bitfit.serve.repository import Folder  # noqa: E402
 from bitfit.serve.run import _listen, _Server  # noqa: E402
 from bitfit.serve.service import Service  # noqa: E402
 from bitfit.serve.settings import Settings, Token, Tokens  # noqa: E402
@@ -394,7 +394,7 @@ def test_a_file_that_another_replaced_during_a_put_is_noticed(base, tmp_path, mo
     ours, theirs = whole(made(base, 0)), whole(made(base, 1))
     folder = Folder(tmp_path, base.fingerprint)
     path = tmp_path / "x.safetensors"
-    monkeypatch.setattr("bitfit.tensorfile._sync_folder", lambda _: path.write_bytes(theirs.encode()))
+    monkeypatch.setattr("bitfit.files.sync_folder", lambda _: path.write_bytes(theirs.encode()))
     folder.put(folder.verify("x", ours.encode())[0], ours.encode())
     folder.scan()
     assert folder.entries["x"].version == folder.verify("x", theirs.encode())[0].version
@@ -424,7 +424,7 @@ def test_a_look_at_the_folder_does_not_hold_up_loading(base, tmp_path, monkeypat
         reader.join(10)
         return read_claims(path)
 
-    monkeypatch.setattr("bitfit.serve.folder.read_claims", slow)
+    monkeypatch.setattr("bitfit.serve.repository.read_claims", slow)
     assert folder.scan().added == ("y",) and loaded
 
 
@@ -487,7 +487,7 @@ def test_requests_in_flight_keep_the_version_they_began_with(serve, base, monkey
 
 
 def _without_trial(service: Service) -> Any:
-    from bitfit.serve.shelf import Version
+    from bitfit.serve.cache import Version
 
     def verified(name: str, data: bytes) -> Any:
         entry, delta = service.folder.verify(name, data)
@@ -570,7 +570,8 @@ def test_a_client_that_leaves_takes_its_work_along(serve, tasks, monkeypatch):
 
 
 def test_a_stuck_or_dead_model_thread_is_not_ready(serve, tasks, monkeypatch):
-    from bitfit.serve import batcher, service
+    from bitfit.serve import queue as batcher
+    from bitfit.serve import service
 
     monkeypatch.setattr(batcher, "STUCK", 0.2)
     monkeypatch.setattr(service, "STUCK", 0.2)
@@ -712,7 +713,7 @@ def threads_done(live: Live, bodies: list[Any]) -> tuple[list[threading.Thread],
 
 
 def test_a_task_in_memory_weighs_less_than_its_file(base):
-    from bitfit.resident import Host
+    from bitfit.prediction.host import Host
 
     host = Host(base)
     residents = [host.admit(made(base, k)) for k in range(3)]
@@ -743,12 +744,12 @@ def test_a_host_out_of_reach_of_others_needs_no_token_any_other_does(monkeypatch
     ],
 )
 def test_a_wrong_start_is_one_line_and_exit_code_2(words, why, tmp_path, capsys, monkeypatch):
-    from bitfit import cli
+    from bitfit.cli import main as cli
 
     monkeypatch.delenv("BITFIT_TOKEN", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         facts = {"tmp": tmp_path, "taken": taken.getsockname()[1]}
-        assert cli._run(["serve", *(word.format(**facts) for word in words)]) == 2
+        assert cli.run(["serve", *(word.format(**facts) for word in words)]) == 2
     said = capsys.readouterr().err
     assert why in said and said.count("\n") == 1
 

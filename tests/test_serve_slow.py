@@ -156,7 +156,7 @@ def test_50000_requests_while_20_tasks_a_second_change_have_no_wrong_answer(smal
 
 
 def _decoded(data: bytes) -> Any:
-    from bitfit.tensorfile import decode
+    from bitfit.delta.safefile import decode
 
     return decode(data, "x")
 

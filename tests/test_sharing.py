@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from bitfit import sharing
-from bitfit.bank import Bank, lane_to_train
-from bitfit.encode import Encoder
-from bitfit.model import Model
-from bitfit.selection import select
-from bitfit.sharing import BOTH_WAYS, CAUSAL, Places
+from bitfit.bank import row_sharing as sharing
+from bitfit.bank.bank import Bank, lane_to_train
+from bitfit.bank.row_sharing import BOTH_WAYS, CAUSAL, Places
+from bitfit.model.selection import select
+from bitfit.model.task_model import Model
+from bitfit.tasks.encode import Encoder
 from conftest import ARCHITECTURES, reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bitfit import sparse
-from bitfit.bank import Bank, lane_of_delta, lane_to_train
-from bitfit.delta import Delta
-from bitfit.model import Model
-from bitfit.selection import select
-from bitfit.sparse import Patch
+from bitfit.bank import sparse
+from bitfit.bank.bank import Bank, lane_of_delta, lane_to_train
+from bitfit.bank.sparse import Patch
+from bitfit.delta.delta import Delta
+from bitfit.model.selection import select
+from bitfit.model.task_model import Model
 from test_packed import ARCHITECTURES, POOLS, STREAMS, assert_close, by_name, learn, rows, tiny_base
 
 SELECTIONS = {

@@ -389,8 +389,8 @@ def test_two_runs_of_a_study_at_once_are_refused(tiny, tmp_path):
 
 
 def test_dropout_can_be_off_or_on_in_the_first_tenth_only():
-    from bitfit.loop import drops_out
-    from bitfit.plan import Plan
+    from bitfit.training.loop import drops_out
+    from bitfit.training.plan import Plan
 
     trial = type("T", (), {"batch": 1, "dropout": "first-tenth"})()
     assert [step for step in range(1, 41) if drops_out(trial, step, 20)] == [1, 2, 21, 22]
@@ -412,7 +412,7 @@ def test_dropout_decides_the_outcome(tiny, tmp_path):
 
 def test_the_demo_ends_with_a_page_of_its_own(tiny, tmp_path):
     from bitfit import load_base, train
-    from bitfit.demo import STUDY, write_page
+    from bitfit.cli.demo import STUDY, write_page
 
     study, base = spec.read(STUDY), load_base(tiny[0])
     data = Path(tiny[1]) / "sst2"

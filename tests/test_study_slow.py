@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bitfit import named
+from bitfit.data import named
 from bitfit.study import spec
 from conftest import make_folder
 from study_data import write_tasks

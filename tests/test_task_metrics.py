@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bitfit.examples import Answer, Examples
+from bitfit.data.examples import Answer, Examples
 from bitfit.tasks import Task
 from bitfit.tasks.answering import exact_match, normalised, word_f1
 from bitfit.tasks.metrics import score

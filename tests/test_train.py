@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from bitfit import tensorfile, train
-from bitfit.errors import DataError, DeltaError, Diverged, Interrupted, UsageError
-from bitfit.loop import batch_rows, evaluation_steps, schedule
-from bitfit.plan import Plan, default_rates
-from bitfit.selection import select as choose
-from bitfit.training import run_folder
+from bitfit import files, train
+from bitfit.delta import safefile
+from bitfit.errors import DataError, Diverged, Interrupted, UsageError, WriteError
+from bitfit.model.selection import select as choose
+from bitfit.training.loop import batch_rows, evaluation_steps, schedule
+from bitfit.training.plan import Plan, default_rates
+from bitfit.training.run import run_folder
 from conftest import reviews
 
 QUICK = {"lr": 1e-2, "epochs": 2}
@@ -111,7 +112,7 @@ def test_each_trial_keeps_its_history(base, csv_file, tmp_path):
 
 
 def test_the_loss_history_has_at_most_1000_points():
-    from bitfit.loop import LOSS_POINTS, Runner
+    from bitfit.training.loop import LOSS_POINTS, Runner
 
     runner = Runner.__new__(Runner)
     runner.pending, runner.history = [], []
@@ -164,7 +165,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(base, csv_file, tmp_path, 
 
 
 def test_an_interruption_inside_an_evaluation_loses_nothing(base, csv_file, tmp_path, monkeypatch):
-    from bitfit.loop import Job
+    from bitfit.training.loop import Job
 
     whole = train(csv_file, base, **QUICK).best.delta.encode()
     outputs, calls = Job.outputs, []
@@ -212,8 +213,8 @@ def test_a_full_disk_leaves_the_old_delta_intact(base, csv_file, tmp_path, monke
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tensorfile.os, "fsync", full)
-    with pytest.warns(UserWarning, match="no checkpoint"), pytest.raises(DeltaError, match="No space left"):
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.warns(UserWarning, match="no checkpoint"), pytest.raises(WriteError, match="No space left"):
         train(csv_file, base, out=out, seed=9, **QUICK)
     assert out.read_bytes() == before
 
@@ -319,14 +320,14 @@ def test_default_rates_follow_what_is_selected_however_it_is_written(base, selec
 
 
 def test_a_full_disk_costs_the_checkpoint_and_not_the_run(base, csv_file, tmp_path, monkeypatch):
-    write = tensorfile.write
+    write = safefile.write
 
     def full(path, *rest):
         if path.suffix == ".checkpoint":
-            raise DeltaError(f"{path}: cannot be written (No space left on device)")
+            raise WriteError(f"{path}: cannot be written (No space left on device)")
         return write(path, *rest)
 
-    monkeypatch.setattr(tensorfile, "write", full)
+    monkeypatch.setattr(safefile, "write", full)
     with pytest.warns(UserWarning, match="no checkpoint: .*No space left"):
         train(csv_file, base, lr=1e-2, epochs=1, out=tmp_path / "d.safetensors")
     assert (tmp_path / "d.safetensors").is_file()
@@ -387,7 +388,7 @@ def test_a_test_file_is_scored_once_by_the_best_trial(base, tmp_path):
 
 
 def test_one_bank_holds_the_lanes_of_a_grid_and_whole_matrices_train_alone(base, csv_file):
-    from bitfit.training import passes, prepare
+    from bitfit.training.run import passes, prepare
 
     for select, sizes in (("bias", [4]), ("all", [1, 1, 1, 1]), ("W_q", [1, 1, 1, 1]), ("random(all, 9)", [4])):
         job, trials = prepare(csv_file, base, Plan(select=select, lr=[1, 2, 3, 4]), lambda _: None)

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from bench_serve import Process, served
 
 from bitfit import predict
-from bitfit.resident import Host
+from bitfit.prediction.host import Host
 from bitfit.serve import workers
 from bitfit.serve.client import Client
 from test_serve import TEXTS, numbers, tasks, until  # noqa: F401

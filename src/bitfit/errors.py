@@ -1,6 +1,7 @@
 """The exceptions a user can meet, each with the exit code the command line gives it.
 
 BitfitError
+├── WriteError (1)       a file that cannot be written: a full disk, a missing permission
 ├── UsageError (2)       a wrong option or value
 │   ├── SelectionError   a selection that does not parse or names what the model lacks
 │   └── StudyError       a study file that is not one, by file and key
@@ -23,6 +24,10 @@ class BitfitError(Exception):
     """Anything bitfit refuses to do, as one line that says what, where and what to do."""
 
     exit_code = 1
+
+
+class WriteError(BitfitError):
+    """A file that cannot be written: a full disk, a missing permission."""
 
 
 class UsageError(BitfitError):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .page import Html, join, tag
+from .html import Html, join, tag
 from .statistics import median
 
 WIDTH = 340

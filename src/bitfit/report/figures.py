@@ -11,7 +11,7 @@ from ..study.store import Result
 from . import charts
 from .charts import Bar, Curve
 from .findings import Findings, gap, moved
-from .page import Html, join, tag
+from .html import Html, join, tag
 from .statistics import median, standard_deviation, summary
 
 Cells = Sequence[str]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ..study.spec import Number, Row, Study, Table
 from .findings import Findings, gap
-from .page import Cell, Grid
+from .html import Cell, Grid
 from .statistics import summary
 
 Rows = list[list[Cell | str]]

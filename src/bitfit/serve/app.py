@@ -18,11 +18,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from .. import __version__
-from .folder import NAME
-from .gate import Gate
+from .middleware import Gate
+from .repository import NAME
+from .schemas import Ask, Refusal, parse
 from .service import Service
 from .settings import Tokens
-from .wire import Ask, Refusal, parse
 
 Name = Annotated[str, Path(description="the task's name", pattern=f"^{NAME.pattern}$")]
 REFUSALS: dict[int | str, dict[str, Any]] = {

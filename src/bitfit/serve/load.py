@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from .. import data
-from ..columns import find_columns
+from ..data import loading
+from ..data.columns import find_columns
 from ..errors import DataError, UsageError
 from .client import Client
 
@@ -95,7 +95,9 @@ def read_texts(path: Path | None, column: str | None = None) -> list[str]:
         return list(SENTENCES)
     found = [
         text
-        for _, (_, text, _) in zip(range(MOST), data.stream_texts(path, find_columns(path, text=column)), strict=False)
+        for _, (_, text, _) in zip(
+            range(MOST), loading.stream_texts(path, find_columns(path, text=column)), strict=False
+        )
     ]
     if not found:
         raise DataError(f"{path}: there is no text in it")

@@ -14,14 +14,14 @@ from typing import Any
 
 import uvicorn
 
-from ..base import Base, load_base
-from ..delta import Delta
+from ..delta.delta import Delta
+from ..delta.safefile import read_claims
 from ..errors import DeltaError, UsageError
-from ..prediction import base_of
-from ..tensorfile import read_claims
+from ..model.base import Base, load_base
+from ..prediction.predictor import base_of
 from .app import make_app
-from .folder import SUFFIX, Folder
-from .journal import log, write_to_stderr
+from .logs import log, write_to_stderr
+from .repository import SUFFIX, Folder
 from .service import Service
 from .settings import Settings, Tokens
 

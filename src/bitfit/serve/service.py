@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 
-from ..base import Base
-from ..errors import BitfitError, DeltaError, UsageError
-from ..resident import Host, Reading, Resident, Text, complaint
-from .batcher import STUCK, Answer, Batcher, answered
-from .folder import Entry, Folder
-from .journal import log
-from .meters import Meters
+from ..errors import BitfitError, DeltaError, UsageError, WriteError
+from ..model.base import Base
+from ..prediction.host import Host, Reading, Resident, Text, complaint
+from .cache import Shelf, Version
+from .logs import log
+from .metrics import Meters
+from .queue import STUCK, Answer, Batcher, answered
+from .repository import Entry, Folder
+from .schemas import Ask, Refusal
 from .settings import Settings
-from .shelf import Shelf, Version
-from .wire import Ask, Refusal
 
 INLINE = 4000  # characters that are tokenized at once; more are handed to another thread
 LAST = 4.0  # seconds that a model thread has for its last pass
@@ -158,7 +158,7 @@ class Service:
             before = await loop.run_in_executor(self.executor, self.folder.put, entry, data)
         except UsageError as error:
             raise Refusal(409, f"{name}: the folder cannot be written to") from error
-        except DeltaError as error:
+        except WriteError as error:
             raise Refusal(507, str(error)) from error
         self.shelf.keep(version)
         log("info", "task put", task=name, version=entry.version)

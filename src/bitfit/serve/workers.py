@@ -20,11 +20,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..model import Model
-from ..resident import Host, Resident
-from ..rows import Rows
-from ..tensorfile import Array
-from .journal import log
+from ..arrays import Array
+from ..model.rows import Rows
+from ..model.task_model import Model
+from ..prediction.host import Host, Resident
+from .logs import log
 
 
 class Closable(Protocol):

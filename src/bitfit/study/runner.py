@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ..audit import count
-from ..base import Base, load_base
-from ..checkpoint import SECONDS, Store
 from ..errors import DataError, Interrupted, SelectionError, UsageError, suggest
-from ..loop import Job, Runner, Watch
-from ..plan import Plan, Trial, default_rates
-from ..selection import parse_init, select
-from ..training import Outcome, passes, prepare, run_pass, tested
+from ..model.audit import count
+from ..model.base import Base, load_base
+from ..model.selection import parse_init, select
+from ..training.checkpoint import SECONDS, Store
+from ..training.loop import Job, Runner, Watch
+from ..training.plan import Plan, Trial, default_rates
+from ..training.run import Outcome, passes, prepare, run_pass, tested
+from . import data as data_of
 from . import grid
-from . import sources as data_of
 from .grid import Point, Settings
 from .spec import Method, Study
 from .store import Result, Results, key_of, peak_memory, reset_peak, standings

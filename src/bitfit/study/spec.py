@@ -12,13 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..anatomy import HEADS
 from ..errors import BitfitError, StudyError, suggest
-from ..plan import DROPOUTS
-from ..selection import check, parse_init
-from .options import SEARCHES
+from ..model.anatomy import HEADS
+from ..model.selection import check, parse_init
+from ..training.plan import DROPOUTS
+from . import SEARCHES
 
-FOLDER = Path(__file__).parents[1] / "studies"
+FOLDER = Path(__file__).parent / "papers"
 SPLITS = ("dev", "holdout", "test")
 FIGURES = ("bars", "failed", "loss", "score", "sizes", "map", "change", "heat", "gap", "models", "spread")
 LAYOUTS = ("tasks", "rates", "sizes", "space", "best", "metrics", "test", "numbers")

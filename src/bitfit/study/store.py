@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from .. import tensorfile
+from .. import files
 from ..errors import DataError, UsageError
 from .grid import Point, by_cell
 
@@ -123,7 +123,7 @@ class Results:
     def locked(self, study: str) -> Iterator[None]:
         """One run of a study at a time: two would share checkpoints."""
         path = self.folder / study / ".lock"
-        tensorfile.check_target(path)
+        files.check_target(path)
         with path.open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,7 +201,7 @@ def _load(path: Path) -> Any:
 
 def _dump(path: Path, value: Any) -> None:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    tensorfile.replace(path, (text + "\n").encode())
+    files.replace(path, (text + "\n").encode())
 
 
 def peak_memory() -> float:

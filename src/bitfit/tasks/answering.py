@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..encode import Encoded, Encoder
-from ..examples import Answer, Examples, Kind
-from ..rows import Rows
-from ..tensorfile import Array
+from ..arrays import Array
+from ..data.examples import Answer, Examples, Kind
+from ..model.rows import Rows
+from .encode import Encoded, Encoder
 from .metrics import Score
 from .sums import Metric, Sums, share
 from .task import Task

@@ -11,10 +11,10 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
-from ..encode import Encoded, Encoder
-from ..examples import Examples, Kind
-from ..rows import Rows
-from ..tensorfile import Array
+from ..arrays import Array
+from ..data.examples import Examples, Kind
+from ..model.rows import Rows
+from .encode import Encoded, Encoder
 from .metrics import Score
 from .sums import Metric, Sums, share
 from .task import Task

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ..delta import Delta
-from ..encode import Encoded, Encoder
+from ..arrays import Array
+from ..data.examples import Examples, Kind
+from ..delta.delta import Delta
 from ..errors import DeltaError, UsageError, suggest
-from ..examples import Examples, Kind
-from ..rows import Rows
-from ..tensorfile import Array
+from ..model.rows import Rows
+from .encode import Encoded, Encoder
 from .metrics import Score, metrics_for
 
 KINDS: dict[Kind, type[Task]] = {}

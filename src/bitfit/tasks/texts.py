@@ -12,11 +12,11 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
-from ..encode import Encoded
+from ..arrays import Array
+from ..data.examples import Examples, Kind
 from ..errors import DataError
-from ..examples import Examples, Kind
-from ..rows import Rows
-from ..tensorfile import Array
+from ..model.rows import Rows
+from .encode import Encoded
 from .metrics import Floats, Score, evaluate, majority, ratio, score, warn_constant
 from .sums import Metric, Sums, share
 from .task import Task

@@ -1,0 +1,1 @@
+"""The bank: K lanes on one frozen base."""

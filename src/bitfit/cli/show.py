@@ -1,0 +1,210 @@
+"""What a person sees in the terminal: tables, numbers and the progress bar. Imports no torch."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..report import changemap
+
+DEMO = "all-MiniLM-L6-v2"  # base.py's name for it, which would bring torch
+
+# soft_wrap off and markup off: texts, labels and file names are data and must come out as they are.
+out = Console(markup=False, highlight=False, emoji=False)
+err = Console(stderr=True, markup=False, highlight=False, emoji=False)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, left: int = 1) -> Table:
+    """A plain table; the first `left` columns are aligned to the left, numbers to the right."""
+    grid = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for number, name in enumerate(columns):
+        grid.add_column(name, justify="left" if number < left else "right", overflow="fold")
+    for row in rows:
+        grid.add_row(*(Text(clean(cell)) for cell in row))
+    return grid
+
+
+def clean(text: str) -> str:
+    """Text from a file without what could steer a terminal."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+def note(text: str) -> None:
+    """One line to the person, beside the result."""
+    err.print(Text(clean(text), style="dim"), soft_wrap=not sys.stderr.isatty())
+
+
+def percent(value: float) -> str:
+    """A fraction of 1 as the papers print scores: 79.2"""
+    return f"{100 * value:.1f}"
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def seconds(value: float) -> str:
+    """A duration for people."""
+    return f"{value:.0f} s" if value < 120 else f"{value / 60:.1f} min"
+
+
+def run(done: Any, target: Path, took: float, base: str | None = None) -> None:
+    """What a training came to."""
+    best, meta = done.best, done.best.delta.meta
+    metric = best.trial.metric
+    if len(done.trials) > 1:
+        rows = [(*_settings(o.trial), "-" if o.dev is None else percent(o.dev), o.status) for o in done.trials]
+        out.print(table(["rate", "batch", "seed", f"dev {metric}", ""], rows))
+    for parts in _parts(best.scores):
+        out.print(_score_table({name: best.scores[name] for name in parts}))
+    gap = f"{percent(best.scores['train'][metric].value)} on train, {percent(best.scores['dev'][metric].value)} on dev"
+    out.print(f"generalisation gap: {metric} {percent(best.gap[metric])} ({gap})")
+    out.print(f"{done.baseline_name}: {metric} {percent(done.majority)} on dev")
+    share = f"{meta['trained'] / meta['total']:.3%}"
+    out.print(f"trained {meta['trained']:,} of {meta['total']:,} parameters ({share}) in {seconds(took)}")
+    out.print(f"wrote {clean(str(target))} ({size(target.stat().st_size)})")
+    where = "" if meta["hub"] or meta["base"] == DEMO else f" --base {shlex.quote(base or 'FOLDER')}"
+    words = '"a question" "its context"' if meta["task"] == "answering" else '"some text"'
+    out.print(f"try: bitfit predict {shlex.quote(str(target))} {words}{where}", soft_wrap=True)
+
+
+def sweep(runs: dict[int, Any], target: Path, took: float) -> None:
+    """What the runs of a size sweep came to."""
+    first = next(iter(runs.values())).best
+    metrics = [*dict.fromkeys([first.trial.metric, *first.scores["dev"]])][:2]
+    lines = [
+        (f"{size:,}", *(cell for name in metrics for cell in score_cells(run.best.scores["dev"][name])),
+         percent(run.best.gap[metrics[0]]))
+        for size, run in runs.items()
+    ]  # fmt: skip
+    heads = [head for name in metrics for head in (f"dev {name}", "95% interval")]
+    out.print(table(["rows", *heads, f"gap {metrics[0]}"], lines, left=0))
+    names = f"{clean(target.stem)}-ROWS{target.suffix}"
+    out.print(f"wrote {len(runs)} deltas ({names}) in {seconds(took)}")
+
+
+def _parts(scores: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Which sets stand beside each other in a table: two at most, so that it fits."""
+    shown = [name for name in scores if name != "train"]
+    yield from (tuple(shown[i : i + 2]) for i in range(0, len(shown), 2))
+
+
+def _score_table(found: dict[str, dict[str, Any]]) -> Table:
+    columns = ["metric", *(head for part in found for head in (part, "95% interval"))]
+    names = next(iter(found.values()))
+    cells = [[name, *(cell for part in found.values() for cell in score_cells(part[name]))] for name in names]
+    return table(columns, cells)
+
+
+def score_cells(score: Any) -> tuple[str, str]:
+    """A score and its interval for a table: 79.2 and 76.7 to 81.5"""
+    return percent(score.value), f"{percent(score.low)} to {percent(score.high)}"
+
+
+def _settings(trial: Any) -> tuple[str, str, str]:
+    return f"{trial.lr:g}", str(trial.batch), str(trial.seed)
+
+
+def scores(rows: int, found: dict[str, Any], source: str) -> None:
+    """Metrics with their intervals."""
+    lines = [(name, *score_cells(score)) for name, score in found.items()]
+    out.print(table(["metric", "score", "95% interval"], lines, f"{rows:,} rows of {source}"))
+
+
+def tasks(found: Sequence[dict[str, Any]]) -> None:
+    """The named tasks and where their data is."""
+    rows = [(task["name"], task["kind"], task["metric"], _where(task)) for task in found]
+    out.print(table(["task", "kind", "metric", "data"], rows, left=4))
+    apart = ", ".join(task["name"] for task in found if not task["average"])
+    out.print(f"(part): not the whole published split. Left out of averages: {apart or 'none'}.")
+
+
+def _where(task: dict[str, Any]) -> str:
+    if task["folder"] is None:
+        return f"on the hub: {' '.join(task['hub'].values())}" if task["hub"] else "not found, and not on the hub"
+    names = (split + (" (part)" if split in task["partial"] else "") for split in task["splits"])
+    return f"{task['folder']}: {', '.join(names)}"
+
+
+def audit(found: Any) -> None:
+    """The parameter audit."""
+    lines = [(term, f"{total:,}", f"{found.trained[term]:,}") for term, total in found.terms.items()]
+    out.print(table(["term", "total", "trained"], lines))
+    parts = [(part, f"{total:,}", f"{trained:,}") for part, (total, trained) in found.parts().items()]
+    out.print()
+    out.print(table(["part", "total", "trained"], [*parts, ("all", f"{found.total:,}", f"{found.all_trained:,}")]))
+    out.print(f"\n{found.base}: {found.all_trained / found.total:.4%} of {found.total:,} parameters train")
+    if found.anatomy.missing:
+        note(f"not offered by this architecture: {' '.join(found.anatomy.missing)}")
+    for text in found.warnings:
+        note("warning: " + text)
+
+
+def delta(found: Any, count: int) -> None:
+    """What a delta is, and its change map."""
+    meta = found.meta
+    measured = {part: table.get(meta["metric"]) for part, table in meta["metrics"].items() if isinstance(table, dict)}
+    facts = {
+        "base": f"{meta['base']} ({meta['fingerprint'][:12]})",
+        "task": f"{meta['task']}: {', '.join(meta['labels'])}" if meta["labels"] else meta["task"],
+        "select": f"{meta['select']}, head {meta['head']}, pool {meta['pool']}, init {meta['init']}",
+        **({} if found.inject == "none" else {"inject": f"{found.inject}: biases for layers that have none"}),
+        "trained": f"{meta['trained']:,} of {meta['total']:,}",
+        "file": size(count),
+        **{part: f"{meta['metric']} {percent(s['value'])}" for part, s in measured.items() if isinstance(s, dict)},
+    }
+    out.print(table(["delta", ""], list(facts.items()), left=2))
+    out.print()
+    out.print(changemap.terminal(found.change, out.width))
+
+
+@contextmanager
+def training_bar(label: str = "training", quiet: bool = False) -> Iterator[Any]:
+    """A bar with loss, best dev score and time left on stderr; silent when that is not a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[state]}"),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=err, transient=True, refresh_per_second=4) as progress:
+        bars: dict[int, Any] = {}
+        last = 0.0
+
+        def watch(part: int, step: int, total: int, runners: Any) -> None:
+            nonlocal last
+            if part not in bars:
+                bars[part] = progress.add_task(f"{label} {part + 1}" if part else label, total=total, state="")
+            if step == total or time.monotonic() - last > 0.2:
+                last = time.monotonic()
+                progress.update(bars[part], completed=step, state=_state(runners))
+
+        yield watch
+
+
+def _state(runners: Any) -> str:
+    losses = [line["loss"] for runner in runners for line in runner.history[-4:] if "loss" in line]
+    best = max(runner.best for runner in runners)
+    lanes = f"{len(runners)} trials  " if len(runners) > 1 else ""
+    loss = f"loss {losses[-1]:.3f}  " if losses else ""
+    return lanes + loss + (f"dev {100 * best:.1f}" if best > -1e9 else "dev -")

@@ -1,0 +1,192 @@
+"""The `study` commands: list, show, run and report; torch is imported by `run` alone."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..errors import UsageError
+from ..study import grid, spec
+from ..study.grid import Settings
+from ..study.spec import Study
+from ..study.store import Results
+from . import show
+
+# ---- actions
+
+
+def list_(args: argparse.Namespace) -> Any:
+    """All studies with what they cover and their cost on one core."""
+    studies = [spec.load(name) for name in spec.names()]
+    costs = {study.name: grid.estimate(study) for study in studies}
+    if args.json:
+        return [
+            {"name": s.name, "title": s.title, "paper": s.paper, "covers": s.covers, "trials": costs[s.name][0],
+             "seconds": round(costs[s.name][1])} for s in studies
+        ]  # fmt: skip
+    rows = [(s.name, f"{costs[s.name][0]:,}", duration(costs[s.name][1]), s.title) for s in studies]
+    show.out.print(show.table(["study", "trials", "core time", "what it asks"], rows))
+    show.note(
+        "Core time: as the papers did it, on one slow core; --base, --tasks, --seeds, --epochs, --train-size shrink it."
+    )
+    return None
+
+
+def describe(args: argparse.Namespace) -> Any:
+    """One study: protocol, tables, claims."""
+    from ..report import report
+
+    study = spec.load(args.name)
+    count, seconds = grid.estimate(study)
+    if args.json:
+        return {"name": study.name, "title": study.title, "covers": study.covers, "protocol": dict(report.facts(study)),
+                "claims": {claim.id: claim.text for claim in study.claims}, "trials": count}  # fmt: skip
+    show.out.print(f"{study.name}: {study.title}\ncovers {', '.join(study.covers)}", soft_wrap=True)
+    if study.about:
+        show.out.print(study.about, soft_wrap=True)
+    show.out.print(f"{count:,} trials, about {duration(seconds)} of one slow core as the paper did it\n")
+    show.out.print(show.table(["protocol", ""], report.facts(study), left=2))
+    for table in study.tables:
+        rows = [(row.label, *(row.texts or tuple("-" if n is None else f"{n.value:g}" for n in row.values)))
+                for row in table.rows if row.values or row.texts]  # fmt: skip
+        show.out.print()
+        show.out.print(show.table(["", *table.columns], rows, f"{table.name} (published)"))
+    show.out.print()
+    show.out.print(show.table(["claim", ""], [(claim.id, claim.text) for claim in study.claims], left=2))
+    return None
+
+
+def report(args: argparse.Namespace) -> Any:
+    """Write the page and the Markdown."""
+    from ..report import report
+
+    html, markdown = report.write(spec.load(args.name), Results(args.results), args.out)
+    if args.json:
+        return {"html": str(html), "markdown": str(markdown)}
+    show.out.print(f"wrote {html} and {markdown}", soft_wrap=True)
+    return None
+
+
+def run(args: argparse.Namespace) -> Any:
+    """Run what is missing, then write the report."""
+    from ..report import report
+
+    study = spec.load(args.name)
+    settings = Settings(
+        tasks=args.tasks, methods=tuple(args.methods) if args.methods else None, seeds=args.seeds, epochs=args.epochs,
+        train_size=args.train_size, dev_size=args.dev_size, max_length=args.max_length, lr=args.lr, batch=args.batch,
+        evals_per_epoch=args.evals_per_epoch, search=args.search,
+    )  # fmt: skip
+    if args.address and args.engine != "ray":
+        raise UsageError("--address is for --engine ray")
+    told = []
+    for base in args.base or study.protocol.bases:
+        told.append(_run_on(study, base, settings, args))
+    if args.dry_run:
+        return told if args.json else None
+    html, markdown = report.write(study, Results(args.results))
+    if args.json:
+        return {"study": study.name, "bases": told, "html": str(html), "markdown": str(markdown)}
+    show.out.print(f"wrote {html} and {markdown}", soft_wrap=True)
+    return None
+
+
+def _run_on(study: Study, base: str, settings: Settings, args: argparse.Namespace) -> dict[str, Any]:
+    from ..study import runner
+    from ..training.checkpoint import SECONDS
+
+    campaign = runner.Campaign(
+        study, base, settings, args.data, Results(args.results), args.threads, args.lanes,
+        float(os.environ.get("BITFIT_CHECKPOINT_SECONDS", SECONDS)),
+    )  # fmt: skip
+    if args.dry_run:
+        return _forecast(campaign, args)
+    command = ["bitfit", "study", "run", study.name, "--base", campaign.name, *settings.words()]
+    with _meter(f"{study.name} on {campaign.name}", args.json) as meter:
+        trained = runner.run(campaign, _engine(args), command, show.note, meter)
+    for name, why in campaign.skipped.items():
+        show.note(f"left out: {name}: {why}")
+    show.note(f"{campaign.name}: {trained} trials trained, {len(campaign.keys) - trained} were there already")
+    return {"base": campaign.name, "trained": trained, "trials": len(campaign.keys), "skipped": campaign.skipped}
+
+
+def _engine(args: argparse.Namespace) -> Any:
+    if args.engine == "local":
+        from ..study.runner import local
+
+        return local
+    from ..study.ray_engine import ray_engine
+
+    return ray_engine(args.address, args.workers)
+
+
+def _forecast(campaign: Any, args: argparse.Namespace) -> dict[str, Any]:
+    from ..study.runner import dry_run, speed
+
+    works = dry_run(campaign)
+    pace = speed(campaign.results)
+    trials = sum(len(work.trials) for work in works)
+    seconds, memory = sum(work.work for work in works) / pace, max((work.memory for work in works), default=0.0)
+    if not args.json:
+        by_place: dict[tuple[str, str], list[Any]] = {}
+        for work in works:
+            for point in work.points:
+                by_place.setdefault((point.task, point.method), []).append(work.work / len(work.points))
+        rows = [(task, method, str(len(own)), duration(sum(own) / pace)) for (task, method), own in by_place.items()]
+        show.out.print(
+            show.table(["task", "method", "trials", "time"], rows, f"{campaign.study.name} on {campaign.name}", left=2)
+        )
+        for name, why in campaign.skipped.items():
+            show.note(f"left out: {name}: {why}")
+        show.out.print(
+            f"{trials} trials in {len(works)} passes to run, {len(campaign.keys) - trials} done; "
+            f"about {duration(seconds)} at {pace / 1e9:.0f} GFLOP/s, up to {show.size(memory)} of memory",
+            soft_wrap=True,
+        )  # fmt: skip
+    return {"base": campaign.name, "trials": trials, "passes": len(works), "done": len(campaign.keys) - trials,
+            "seconds": seconds, "memory": memory, "skipped": campaign.skipped}  # fmt: skip
+
+
+@contextmanager
+def _meter(label: str, quiet: bool) -> Iterator[Callable[[float, float], None]]:
+    """Progress over a stage of the study with the time left, on a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(24), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
+    with Progress(*columns, console=show.err, transient=True, refresh_per_second=2) as progress:
+        bar = progress.add_task(label, total=1.0, left="")
+        began, total_seen, start = time.monotonic(), 0.0, 0.0
+
+        def meter(done: float, total: float) -> None:
+            nonlocal began, total_seen, start
+            if total != total_seen:  # another stage
+                began, total_seen, start = time.monotonic(), total, done
+            took, part = time.monotonic() - began, done - start
+            left = f"{duration(took * (total - done) / part)} left" if part > 0 else ""
+            progress.update(bar, total=total, completed=done, left=left)
+
+        yield meter
+
+
+def duration(seconds: float) -> str:
+    """A long time for people."""
+    for limit, unit, divisor in ((120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / divisor:.0f} {unit}"
+    return f"{seconds / 86400:,.0f} days"
+
+
+_ACTIONS = {"list": list_, "show": describe, "run": run, "report": report}
+
+
+def act(args: argparse.Namespace) -> Any:
+    """Run an action; what it returns is for JSON."""
+    return _ACTIONS[args.action](args)

@@ -1,0 +1,152 @@
+"""Which column of a file is what: the text, its pair and the label, by well-known names and then by looking."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from itertools import chain, islice
+
+from ..errors import DataError, suggest
+from .examples import Columns
+from .formats import StrPath, rows
+
+SAMPLE_ROWS = 500
+MANY_CLASSES = 50
+
+PAIRS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("text1", "text2"),
+    ("texta", "textb"),
+    ("sentencea", "sentenceb"),
+    ("question", "sentence"),
+    ("query", "passage"),
+    ("query", "document"),
+    ("question", "passage"),
+)
+# In order of preference, compared without case, spaces and underscores.
+TEXTS = (
+    "text sentence review reviewtext content body comment commenttext tweet message document description abstract "
+    "utterance phrase question query prompt input headline title subject"
+)
+LABELS = (
+    "label labels target class category sentiment y gold goldlabel score rating stars star intent emotion topic "
+    "polarity similarity labelname labeltext labelid"
+)
+# "" is the index column that pandas writes; "unnamed0" is the same column after one more round trip.
+IDS = {"", "id", "ids", "idx", "index", "guid", "uuid", "uid", "rowid", "pairid", "unnamed0"}
+
+
+def find_columns(
+    path: StrPath, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
+) -> Columns:
+    """What was asked for, completed by well-known names and then by looking; label is None if nothing tells it.
+
+    A text given without a pair means a single text, whatever else the file holds.
+    """
+    sample = [row.values for row in islice(rows(path), SAMPLE_ROWS)]
+    names = list(dict.fromkeys(chain(*sample)))
+    given = [name for name in (text, text_pair, label) if name is not None]
+    check_given(path, given, names)
+    free = {n: [values.get(n) for values in sample] for n in names if n not in given and bare(n) not in IDS}
+    if text is None:
+        text, text_pair = _find_text(path, free, text_pair, names)
+    rest = {n: values for n, values in free.items() if n not in (text, text_pair)}
+    return Columns(text, text_pair, label if label is not None else _find_label(path, rest))
+
+
+def check_given(path: StrPath, given: Sequence[str | None], names: list[str]) -> None:
+    """Refuse a column that the file has not, or that is asked for twice."""
+    for name in (name for name in given if name is not None):
+        if name not in names:
+            raise DataError(f'{path} has no column "{name}".{suggest(name, names)}')
+        if given.count(name) > 1:
+            raise DataError(f'Column "{name}" of {path} cannot be two of text, text pair and label at once.')
+
+
+def bare(name: str) -> str:
+    """A column's name without case, spaces and underscores."""
+    return re.sub(r"[\W_]", "", name.lower())
+
+
+def _find_text(
+    path: StrPath, free: dict[str, list[object]], pair: str | None, names: list[str]
+) -> tuple[str, str | None]:
+    known = {bare(name): name for name in reversed(free)}
+    for one, other in PAIRS:
+        if one in known and pair is None and other in known:
+            return known[one], known[other]
+        if one in known and pair is not None and bare(pair) == other:
+            return known[one], pair
+    named = [known[name] for name in TEXTS.split() if name in known]
+    wordy = [name for name in free if bare(name) not in LABELS.split() and _is_wordy(free[name])]
+    if not named and not wordy:
+        raise DataError(f"{path}: no column looks like text; pass --text with one of: {', '.join(names)}.")
+    return (named or [max(wordy, key=lambda name: _text_likeness(free[name]))])[0], pair
+
+
+def _is_wordy(values: list[object]) -> bool:
+    words = [v for v in values if isinstance(v, str) and v.strip() and number(v) is None]
+    return 2 * len(words) > len(values)
+
+
+def _text_likeness(values: list[object]) -> tuple[bool, float]:
+    return not _is_class_like(values), sum(len(str(v)) for v in values) / len(values)
+
+
+def _find_label(path: StrPath, rest: dict[str, list[object]]) -> str | None:
+    known = {bare(name): name for name in reversed(rest)}
+    named = [known[name] for name in LABELS.split() if name in known]
+    if named:
+        return named[0]
+    found = _only_candidate(rest)
+    if found is not None and found in _distinct(rest[found]):
+        raise DataError(f'{path}: the first line seems to be data ("{found}" is also a value); add a header line.')
+    return found
+
+
+def _only_candidate(rest: dict[str, list[object]]) -> str | None:
+    """The one column that could be a label; two are no decision, since a wrong one would train without complaint."""
+    classes = [name for name, values in rest.items() if _is_class_like(values)]
+    varied = [name for name in classes if len(_distinct(rest[name])) > 1]
+    numeric = [name for name, values in rest.items() if _is_numeric(values)]
+    strongest = varied or numeric or classes
+    return strongest[0] if len(strongest) == 1 else None
+
+
+def _is_numeric(values: list[object]) -> bool:
+    distinct = _distinct(values)
+    return bool(distinct) and all(number(value) is not None for value in distinct)
+
+
+def _distinct(values: list[object]) -> set[str]:
+    return {str(v) for v in values if not is_missing(v)}
+
+
+def _is_class_like(values: list[object]) -> bool:
+    scalar = all(v is None or isinstance(v, str | int | float) for v in values)
+    distinct = _distinct(values) if scalar else set()
+    few = 0 < len(distinct) <= max(2, min(MANY_CLASSES, len(values) // 2))
+    return few and max(map(len, distinct)) <= 40
+
+
+def column_names(path: StrPath) -> list[str]:
+    """The columns of a file's first rows, in order."""
+    return list(dict.fromkeys(chain(*(row.values for row in islice(rows(path), SAMPLE_ROWS)))))
+
+
+def number(value: object) -> float | None:
+    """The number a cell holds, as itself or in writing."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
+        return None
+    try:
+        return None if isinstance(value, str) and "_" in value else float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def is_missing(value: object) -> bool:
+    """Whether a cell is empty."""
+    return value is None or (isinstance(value, str) and not value.strip())

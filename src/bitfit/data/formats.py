@@ -1,0 +1,282 @@
+"""Files -> records: the only module that knows file formats."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import gzip
+import io
+import json
+import os
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import DataError
+
+StrPath = str | os.PathLike[str]
+
+# A quote that is never closed would otherwise pull the rest of a file of any size into one cell.
+CELL_LIMIT = 1 << 26
+UNITS = {".parquet": "row", ".json": "question"}  # what a record is counted by, where it is not its line
+CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+
+
+class Row(NamedTuple):
+    """One record, and the 1-based line where it starts (in Parquet: its row number)."""
+
+    line: int
+    values: dict[str, object]
+
+
+def rows(path: StrPath) -> Iterator[Row]:
+    """The records of a file one by one, in constant memory."""
+    path = existing(Path(path))
+    row = None
+    for row in READERS[extension(path)](path):
+        yield row
+    if row is None:
+        raise DataError(f"{path} has no rows.")
+
+
+def existing(path: Path) -> Path:
+    """The path, if it is a file of a known format."""
+    if path.is_dir():
+        raise DataError(f"{path} is a folder where a file is needed.")
+    if not path.exists():
+        near = _near_file(path)
+        raise DataError(f"{path} does not exist." + (f' Did you mean "{near}"?' if near else ""))
+    if extension(path) not in READERS:
+        raise DataError(f"{path} has no known extension. Known: {', '.join(READERS)}, each also with .gz.")
+    return path
+
+
+def _near_file(path: Path) -> str | None:
+    names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    return next(iter(difflib.get_close_matches(path.name, names, n=1)), None)
+
+
+def plain_name(path: Path) -> Path:
+    """A file's name without .gz, in lower case."""
+    return Path(path.name.lower().removesuffix(".gz"))
+
+
+def extension(path: Path) -> str:
+    """What tells the format: the ending before .gz."""
+    return plain_name(path).suffix
+
+
+def fault(path: Path, line: int, what: str) -> DataError:
+    """An error that names the place in the file."""
+    return DataError(f"{path}, {UNITS.get(extension(path), 'line')} {line}: {what}")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
+    try:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as stream:
+            yield stream
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read to its end: {error}.") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    with _opened(path) as stream:
+        for line, raw in enumerate(stream, 1):
+            yield line, _decoded(path, line, raw)
+
+
+def _decoded(path: Path, line: int, raw: bytes) -> str:
+    if b"\0" in raw:
+        raise fault(path, line, f"a NUL byte at byte {raw.index(0) + 1}; save the file as UTF-8 text.")
+    try:
+        return raw.decode("utf-8-sig" if line == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        # The codec counts from behind a byte order mark that it has removed.
+        bad, place = error.object[error.start], raw.index(error.object) + error.start + 1
+        raise fault(path, line, f"byte 0x{bad:02x} at byte {place} is not UTF-8; save the file as UTF-8.") from error
+
+
+def _csv_rows(path: Path) -> Iterator[Row]:
+    lines = _lines(path)
+    # Excel may write the delimiter on a line of its own before the header.
+    first = next((item for item in lines if item[1].strip() and not re.fullmatch("sep=.", item[1].strip())), None)
+    if first is None:
+        raise DataError(f"{path} is empty.")
+    delimiter = _delimiter(path, first[1])
+    records = _records(path, first[0], chain([first[1]], (text for _, text in lines)), delimiter)
+    header = _unique(path, [name.strip() for name in next(records)[1]])
+    for line, fields in records:
+        if len(fields) == len(header):
+            yield Row(line, dict(zip(header, fields, strict=True)))
+        elif fields and (len(fields) > 1 or fields[0].strip()):
+            raise fault(path, line, _ragged(len(fields), header, delimiter))
+
+
+def _delimiter(path: Path, header: str) -> str:
+    if extension(path) == ".tsv":
+        return "\t"
+    return max(",;\t|", key=header.count)  # of equals the first: a comma
+
+
+def _records(path: Path, first: int, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(max(CELL_LIMIT, csv.field_size_limit()))
+    # Most TSV files are written without quoting: there a quote is a character, unless it embraces a whole cell.
+    plain = delimiter == "\t"
+    reader = csv.reader(lines, delimiter=delimiter, strict=True, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
+    while True:
+        start = first + reader.line_num
+        try:
+            fields = next(reader)
+            yield start, [_unquoted(field) for field in fields] if plain else fields
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise fault(path, start, _quoting(str(error))) from error
+
+
+def _unquoted(field: str) -> str:
+    whole = len(field) > 1 and field[0] == field[-1] == '"'
+    return field[1:-1].replace('""', '"') if whole else field
+
+
+def _quoting(error: str) -> str:
+    if error.startswith("new-line character"):
+        return "a carriage return without a line feed; save the file with ordinary line ends."
+    return f"{error}; put a text with quotes between quotes and double those inside, and close every quote."
+
+
+def _ragged(found: int, header: Sequence[str], delimiter: str) -> str:
+    expected = f"{len(header)} fields ({', '.join(header)}) expected, {found} found"
+    return f"{expected}; a text that contains {delimiter!r} must stand between quotes."
+
+
+def _unique(path: Path, names: list[str]) -> list[str]:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(f'{path} has more than one column "{twice[0]}"; rename one of them.')
+    return names
+
+
+def _json_rows(path: Path) -> Iterator[Row]:
+    for line, text in _lines(path):
+        if text.strip():
+            yield Row(line, _json_object(path, line, text))
+
+
+def _json_object(path: Path, line: int, text: str) -> dict[str, object]:
+    try:
+        value = json.loads(text, object_pairs_hook=_without_repeats)
+        # Only an escape can bring half of a surrogate pair in, and nothing after this point could encode it.
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        raise fault(
+            path, line, f"broken JSON at column {error.colno}: {error.msg}; one object per line is needed."
+        ) from error
+    except UnicodeEncodeError as error:
+        raise fault(path, line, "half of a surrogate pair (\\ud800 to \\udfff) is not text.") from error
+    except (ValueError, RecursionError) as error:
+        raise fault(path, line, f"unusable JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise fault(path, line, f"a JSON object is needed on every line, this is a {type(value).__name__}.")
+    return value
+
+
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return values
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(f'{path} needs pyarrow: pip install "bitfit[parquet]"') from error
+    with _opened(path) as stream:
+        try:
+            source = io.BytesIO(stream.read()) if path.suffix.lower() == ".gz" else stream
+            table = pyarrow.parquet.ParquetFile(source)
+            _unique(path, table.schema_arrow.names)
+            batches = table.iter_batches(batch_size=1024)
+            records = chain.from_iterable(batch.to_pylist() for batch in batches)
+            yield from (Row(line, values) for line, values in enumerate(records, 1))
+        except (pyarrow.ArrowException, ValueError) as error:
+            raise DataError(f"{path} is not a readable Parquet file: {error}.") from error
+
+
+def _conllu_rows(path: Path) -> Iterator[Row]:
+    """A record per sentence, each column a list over its words; multiword ranges and empty nodes are no words."""
+    start, words = 1, list[list[str]]()
+    for line, text in _lines(path):
+        fields = text.rstrip("\r\n").split("\t")
+        if fields == [""] or fields[0].startswith("#"):
+            if words and fields == [""]:
+                yield _sentence(start, words)
+                words = []
+            continue
+        if len(fields) != len(CONLLU):
+            raise fault(path, line, f"{len(CONLLU)} fields between tabs expected, {len(fields)} found.")
+        if not re.fullmatch(r"\d+([-.]\d+)?", fields[0]):
+            raise fault(path, line, f'"{fields[0]}" is no word number (1, or 1-2, or 1.1).')
+        if fields[0].isdigit():
+            start = start if words else line
+            words.append(fields)
+    if words:
+        yield _sentence(start, words)
+
+
+def _sentence(line: int, words: list[list[str]]) -> Row:
+    return Row(line, {name: [fields[i] for fields in words] for i, name in enumerate(CONLLU)})
+
+
+def _squad_rows(path: Path) -> Iterator[Row]:
+    """A record per question of a SQuAD file, with its context."""
+    with _opened(path) as stream:
+        raw = stream.read()
+    try:
+        whole = json.loads(raw)
+        json.dumps(whole, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:  # JSON and Unicode errors are ValueErrors
+        raise DataError(f"{path} is no usable JSON: {error}.") from error
+    articles = whole.get("data") if isinstance(whole, dict) else None
+    if not isinstance(articles, list):
+        raise DataError(f'{path} is not in SQuAD format ("data" with paragraphs); one object per line goes in .jsonl.')
+    number = 0
+    for article in articles:
+        for paragraph in _members(path, number, article, "paragraphs"):
+            for question in _members(path, number, paragraph, "qas"):
+                number += 1
+                yield Row(number, {"context": paragraph.get("context"), **_table(path, number, question)})
+
+
+def _members(path: Path, number: int, holder: object, name: str) -> list[Any]:
+    members = _table(path, number + 1, holder).get(name)
+    if not isinstance(members, list):
+        raise fault(path, number + 1, f'"{name}" is missing or no list.')
+    return members
+
+
+def _table(path: Path, number: int, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise fault(path, number, f"an object is needed here, this is a {type(value).__name__}.")
+    return value
+
+
+READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".csv": _csv_rows,
+    ".tsv": _csv_rows,
+    ".jsonl": _json_rows,
+    ".ndjson": _json_rows,
+    ".parquet": _parquet_rows,
+    ".conllu": _conllu_rows,
+    ".json": _squad_rows,
+}

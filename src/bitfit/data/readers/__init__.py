@@ -1,0 +1,1 @@
+"""Records to examples, one module per kind of task."""

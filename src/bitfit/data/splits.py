@@ -1,0 +1,97 @@
+"""Splits and subsets of examples: seeded, by class, with equal texts on one side."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Any
+
+from ..errors import DataError
+from .examples import Examples, Kind
+
+DEV_SHARE, DEV_MOST = 0.1, 2000
+
+
+def _strata(examples: Examples, kind: Kind) -> list[int]:
+    return [int(label) for label in examples.labels] if kind == "classification" else [0] * len(examples)
+
+
+def _duplicates(examples: Examples, by_pair: bool = False) -> list[list[int]]:
+    """Indices grouped by equal text and pair (or by equal pair alone), in order of first appearance."""
+    pairs = examples.pairs or examples.texts
+    groups: dict[tuple[Any, str], list[int]] = {}
+    for i, key in enumerate(zip(pairs if by_pair else examples.texts, pairs, strict=True)):
+        groups.setdefault(key, []).append(i)
+    return list(groups.values())
+
+
+def _agrees(examples: Examples, group: list[int]) -> bool:
+    """Whether equal texts have equal labels."""
+    return len(group) == 1 or len({examples.labels[i] for i in group}) == 1
+
+
+def conflicts(examples: Examples) -> int:
+    """How many repeated texts have labels that differ."""
+    return sum(not _agrees(examples, group) for group in _duplicates(examples))
+
+
+def split(examples: Examples, kind: Kind, seed: int, share: float | None = None) -> tuple[list[int], list[int]]:
+    """Indices of train and dev: this share (10%, at most about 2,000) of every class, equal texts on one side.
+
+    A text with conflicting labels stays in train, so that every class keeps an example there and dev is clean.
+    Questions on one context stay together.
+    """
+    strata = _strata(examples, kind)
+    groups: defaultdict[int, list[list[int]]] = defaultdict(list)
+    for group in _duplicates(examples, kind == "answering"):
+        if kind == "answering" or _agrees(examples, group):
+            groups[strata[group[0]]].append(group)
+    share = share or min(DEV_SHARE, DEV_MOST / max(1, len(examples)))
+    rng = random.Random(f"split {seed}")
+    sizes = sorted(Counter(strata).items())
+    dev = set(chain.from_iterable(_dev_part(groups[stratum], size, share, rng) for stratum, size in sizes))
+    return [i for i in range(len(examples)) if i not in dev], sorted(dev)
+
+
+def _dev_part(groups: list[list[int]], size: int, share: float, rng: random.Random) -> list[int]:
+    rng.shuffle(groups)
+    wanted = max(1, round(share * size)) if size > 1 else 0
+    chosen: list[int] = []
+    for group in groups:
+        if len(chosen) + len(group) <= wanted:
+            chosen += group
+    smallest = min(groups, key=len, default=[])
+    return smallest if wanted and not chosen and len(smallest) < size else chosen
+
+
+def subset(examples: Examples, kind: Kind, size: int, seed: int) -> list[int]:
+    """Indices of exactly so many examples, each class with its share; a smaller subset lies within a larger one."""
+    if not 1 <= size <= len(examples):
+        raise DataError(f"Train size {size:,} is not between 1 and the {len(examples):,} training rows there are.")
+    members: defaultdict[int, list[int]] = defaultdict(list)
+    for i, stratum in enumerate(_strata(examples, kind)):
+        members[stratum].append(i)
+    pools = [members[stratum] for stratum in sorted(members)]
+    rng = random.Random(f"subset {seed}")
+    for pool in pools:
+        rng.shuffle(pool)
+    return sorted(pools[k].pop() for k in islice(_interleaved([len(pool) for pool in pools]), size))
+
+
+def _interleaved(sizes: list[int]) -> Iterator[int]:
+    """Class after class so that every prefix holds each class's share rounded down or up.
+
+    The j-th member of a class must appear in the slots where its class's share passes from j to j + 1;
+    taking the earliest deadline first always meets all of them (unit jobs with release times).
+    """
+    total = sum(sizes)
+    jobs = ((j * total // size, -(-(j + 1) * total // size), k) for k, size in enumerate(sizes) for j in range(size))
+    waiting = sorted(jobs, reverse=True)
+    ready: list[tuple[int, int]] = []
+    for slot in range(total):
+        while waiting and waiting[-1][0] <= slot:
+            heapq.heappush(ready, waiting.pop()[1:])
+        yield heapq.heappop(ready)[1]

@@ -1,0 +1,1 @@
+"""The base, the names of its parameters, and what can be selected."""

@@ -1,0 +1,155 @@
+"""The parameter audit: what a selection trains of a base, by the papers' terms and by part."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..errors import UsageError, suggest
+from .anatomy import HEADS, PART, Anatomy
+from .base import Base, empty_model, load_base, load_config
+from .grafts import NONE, grow, slots
+from .selection import Selection, count_by_term
+from .selection import select as resolve
+from .task_model import Model
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Counts of one selection on one base."""
+
+    base: str
+    text: str  # the selection as it was asked for
+    anatomy: Anatomy
+    selection: Selection
+    trained: dict[str, int]  # by term
+    head: dict[str, tuple[int, ...]]
+    head_policy: str
+    unused: int = 0  # entries of the encoder that the pooling never calls
+
+    @property
+    def terms(self) -> dict[str, int]:
+        """Entries of each term the base offers."""
+        sizes = dict.fromkeys(self.anatomy.terms, 0)
+        for site in self.anatomy.sites:
+            sizes[site.term] += site.size
+        return sizes
+
+    @property
+    def head_total(self) -> int:
+        """Entries of the head for two classes."""
+        return sum(math.prod(shape) for shape in self.head.values())
+
+    @property
+    def head_trained(self) -> int:
+        """Entries of the head that train under its policy."""
+        if self.head_policy == "frozen":
+            return 0
+        return sum(math.prod(s) for n, s in self.head.items() if self.head_policy == "full" or n.endswith("bias"))
+
+    @property
+    def total(self) -> int:
+        """Encoder and head."""
+        return self.anatomy.total + self.head_total
+
+    @property
+    def all_trained(self) -> int:
+        """What trains, head included."""
+        return self.selection.count + self.head_trained
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a user should know before training so."""
+        notes = list(self.selection.notes)
+        if not self.selection and self.text.strip() != "none":
+            notes.append(f"The selection {self.text} is empty on this base: only the head would train.")
+        if self.unused:
+            notes.append(
+                f"The base declares mean pooling: its pooler ({self.unused:,} parameters) is neither used nor trained."
+            )
+        if self.head_trained < self.head_total:
+            frozen = self.head_total - self.head_trained
+            notes.append(
+                f"--head {self.head_policy} leaves {frozen:,} randomly initialised head parameters frozen at their "
+                "random start; --head full trains them."
+            )
+        return notes
+
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """Total and trained entries of encoder, embedding, pooler and head."""
+        table = dict.fromkeys(("encoder", "embedding", "pooler"), (0, 0))
+        for term, size in self.terms.items():
+            total, trained = table[PART[term]]
+            table[PART[term]] = (total + size, trained + self.trained[term])
+        return {**table, "head": (self.head_total, self.head_trained)}
+
+    def json(self) -> dict[str, Any]:
+        """The contract of `bitfit count --json`."""
+        return {
+            "base": self.base,
+            "total": self.total,
+            "trained": self.all_trained,
+            "percent": 100 * self.all_trained / self.total,
+            "terms": {t: {"total": n, "trained": self.trained[t]} for t, n in self.terms.items()},
+            "parts": {part: {"total": a, "trained": b} for part, (a, b) in self.parts().items()},
+            "head": {"total": self.head_total, "trained": self.head_trained},
+            "warnings": self.warnings,
+        }
+
+    def names(self) -> list[tuple[str, str]]:
+        """The papers' mapping table: notation and parameter name, layers as *."""
+        rows: dict[tuple[str, str], None] = {}
+        for site in self.anatomy.sites:
+            name = site.name if site.layer is None else site.name.replace(f".{site.layer}.", ".*.", 1)
+            cut = "" if site.whole else f"[{', '.join([':'] * site.axis + [f'{site.start}:{site.stop}'])}]"
+            rows[site.term, name + cut] = None
+        return list(rows)
+
+
+def count(
+    spec: str | Base | None, select: str = "bias", head: str = "full", seed: int = 0, inject: str = NONE
+) -> Audit:
+    """Count what a selection trains on a folder, a hub id or a bare config file, with a head for two classes."""
+    if head not in HEADS:
+        raise UsageError(f'--head: no "{head}".{suggest(head, HEADS)}')
+    name, sites, usable, outside = _shapes(spec, inject)
+    chosen = resolve(usable, select, seed)
+    trained = dict.fromkeys(sites.terms, 0) | count_by_term(usable, chosen)
+    return Audit(name, select, sites, chosen, trained, outside, head, sites.total - usable.total)
+
+
+def select(model: nn.Module | Base | Model, text: str, seed: int = 0) -> Selection:
+    """Which entries of a model a selection means; names are relative to its encoder."""
+    if isinstance(model, Base | Model):
+        return resolve(model.anatomy, text, seed)
+    return resolve(_encoder_anatomy(model), text, seed)
+
+
+def _shapes(spec: str | Base | None, inject: str) -> tuple[str, Anatomy, Anatomy, dict[str, tuple[int, ...]]]:
+    if spec is None or isinstance(spec, Base) or _has_weights(spec):
+        base = spec if isinstance(spec, Base) else load_base(spec)
+        model = Model(base, outputs=2, inject=inject)
+        return base.name, base.grown(inject), model.anatomy, model.head
+    config, name = load_config(spec)
+    whole = empty_model(config)
+    prefix = str(whole.base_model_prefix) + "."
+    inside = whole.base_model is whole
+    outside = {} if inside else {n: tuple(p.shape) for n, p in whole.named_parameters() if not n.startswith(prefix)}
+    sites = _encoder_anatomy(whole, inject)
+    return name, sites, sites, outside
+
+
+def _encoder_anatomy(model: nn.Module, inject: str = NONE) -> Anatomy:
+    encoder = getattr(model, "base_model", model)
+    config: Any = encoder.config
+    shapes = {name: tuple(p.shape) for name, p in encoder.named_parameters()}
+    return grow(config.model_type, shapes, slots(encoder), inject)
+
+
+def _has_weights(spec: str) -> bool:
+    folder = Path(spec)
+    return folder.is_dir() and any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))

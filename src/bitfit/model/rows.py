@@ -1,0 +1,76 @@
+"""Token rows of many texts, without padding: what the bank takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..arrays import Array
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the frozen layers of a model make of rows: the state of each token, or what the head sees of each text."""
+
+    layers: int
+    by_text: bool
+    states: Array
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Token rows of many texts without padding: one flat array and where each row starts."""
+
+    ids: Array
+    types: Array
+    starts: Array  # one more than there are rows
+    cut: int = 0  # how many texts were longer than the maximum length
+    known: Known | None = None
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> Array:
+        """Tokens per row."""
+        return np.diff(self.starts)
+
+    @classmethod
+    def join(cls, parts: Sequence[Rows]) -> Rows:
+        """Several sets of rows as one."""
+        none = np.zeros(0, np.int64)
+        lengths = np.concatenate([none, *(part.lengths for part in parts)])
+        ids = np.concatenate([none, *(part.ids for part in parts)])
+        types = np.concatenate([none, *(part.types for part in parts)])
+        return cls(ids, types, np.concatenate([[0], np.cumsum(lengths)]), sum(part.cut for part in parts))
+
+    def take(self, chosen: Array) -> Rows:
+        """The chosen rows, in this order."""
+        starts, source = np.concatenate([[0], np.cumsum(self.lengths[chosen])]), self.tokens(chosen)
+        known = self.known
+        if known is not None:
+            known = replace(known, states=known.states[chosen if known.by_text else source])
+        return Rows(self.ids[source], self.types[source], starts, known=known)
+
+    def tokens(self, chosen: Array) -> Array:
+        """Where the tokens of the chosen rows lie."""
+        lengths = self.lengths[chosen]
+        ends = np.cumsum(lengths)
+        source: Array = np.repeat(self.starts[:-1][chosen] - ends + lengths, lengths) + np.arange(lengths.sum())
+        return source
+
+    def padded(self, pad: int) -> tuple[Array, Array, Array]:
+        """Ids, segment ids and mask side by side, padded to the longest row."""
+        place = np.arange(self.lengths.max(initial=1))
+        mask = place < self.lengths[:, None]
+        ids, types = np.full(mask.shape, pad, np.int64), np.zeros(mask.shape, np.int64)
+        ids[mask], types[mask] = self.ids, self.types
+        return ids, types, mask.astype(np.int64)
+
+
+def by_length(rows: Rows, size: int) -> list[Array]:
+    """All row numbers in batches of like length, longest first, so that little is padded."""
+    order = np.argsort(-rows.lengths, kind="stable")
+    return [order[i : i + size] for i in range(0, len(order), size)]

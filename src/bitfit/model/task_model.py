@@ -1,0 +1,210 @@
+"""A base with the head of a task on it: encoded rows in, one row of outputs per text, or per token."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from ..arrays import Array
+from .anatomy import HEAD, PART, Anatomy
+from .base import Base, empty_model
+from .grafts import NONE, layer_of, put
+from .rows import Rows
+
+Place = tuple[nn.Module, str]
+
+
+class Head(nn.Module):
+    """One linear layer on what it is given: the mean of a text's hidden states, or the state of every token."""
+
+    def __init__(self, width: int, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(width, outputs, device="meta")
+
+    def forward(self, states: Tensor) -> Tensor:
+        """The outputs of states, one row each."""
+        return self.classifier(self.dropout(states))  # type: ignore[no-any-return]
+
+
+class _Given(nn.Module):
+    """Stands in for an encoder whose first hidden states are known already."""
+
+    def __init__(self, first: Tensor, pooler: nn.Module | None) -> None:
+        super().__init__()
+        self.first = first[:, None]
+        self.pooler = pooler
+
+    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPooling:
+        pooled = None if self.pooler is None else self.pooler(self.first)
+        return BaseModelOutputWithPooling(last_hidden_state=self.first, pooler_output=pooled)
+
+
+class Model(nn.Module):
+    """Encoder and head of one task. Its head has no values of its own: a lane of the bank brings them.
+
+    `pool` is what the head sees: each text's mean state ("mean"), what the architecture's own head takes ("cls"), or
+    the state of every token ("tokens"): then there is one row of outputs per token, the texts end to end.
+    """
+
+    def __init__(self, base: Base, outputs: int, pool: str = "auto", inject: str = NONE) -> None:
+        super().__init__()
+        self.base = base
+        self._sites = base.anatomy if inject == NONE else base.grown(inject)
+        self.outputs, self.pool = outputs, resolve_pool(base, pool)
+        self.whole: nn.Module
+        if self.pool != "cls":
+            self.whole = Head(base.width, outputs, _dropout(base.config))
+            outside = dict(self.whole.named_modules())
+        else:
+            self.whole = empty_model(copy.deepcopy(base.config), outputs)
+            prefix = str(self.whole.base_model_prefix)
+            setattr(self.whole, prefix, base.encoder)
+            outside = {n: m for n, m in self.whole.named_modules() if n != prefix and not n.startswith(prefix + ".")}
+        self.encoder = base.encoder
+        with base.lock:  # while no other thread has tensors of a lane standing there
+            self.places = _places(dict(base.encoder.named_modules()))
+            self.places |= {HEAD + name: places for name, places in _places(outside).items()}
+            self._originals = {name: found[0][0]._parameters[found[0][1]] for name, found in self.places.items()}
+        self.eval()  # a new module is in training mode, and a head evaluated before its first step would drop out
+
+    def forward(self, rows: Rows) -> Tensor:
+        """The outputs of token rows: the stock model on a padded batch."""
+        batch = self._batch(rows)
+        if self.pool == "cls":
+            return self.whole(**batch).logits  # type: ignore[no-any-return]
+        hidden, mask = self.encoder(**batch).last_hidden_state, batch["attention_mask"]
+        return self.whole(hidden[mask.bool()] if self.pool == "tokens" else _means(hidden, mask))  # type: ignore[no-any-return]
+
+    def output_places(self, rows: Rows, chosen: Array) -> Array:
+        """Where the outputs of the chosen rows lie among those of all: a place per text, or one per token."""
+        return rows.tokens(chosen) if self.pool == "tokens" else chosen
+
+    def output_count(self, rows: Rows) -> int:
+        """How many rows of outputs there are for these token rows."""
+        return len(rows.ids) if self.pool == "tokens" else len(rows)
+
+    def classify(self, states: Tensor) -> Tensor:
+        """The head alone, on the states it sees; if it is the architecture's own, on each text's first."""
+        if isinstance(self.whole, Head):
+            return self.whole(states)  # type: ignore[no-any-return]
+        prefix = str(self.whole.base_model_prefix)
+        self.whole._modules[prefix] = _Given(states, getattr(self.encoder, "pooler", None))
+        try:
+            return self.whole(None).logits  # type: ignore[no-any-return]
+        finally:
+            self.whole._modules[prefix] = self.encoder
+
+    @contextmanager
+    def wearing(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Put tensors in the places of parameters, by name; afterwards all is as it was. One thread at a time."""
+        originals: list[tuple[nn.Module, str, nn.Parameter | None]] = []
+        undo = []
+        with self.base.lock:
+            try:
+                for name, tensor in tensors.items():
+                    if name in self.base.slots:
+                        undo.append(put(layer_of(self.encoder, name), tensor))
+                        continue
+                    for module, attribute in self.places[name]:
+                        originals.append((module, attribute, module._parameters[attribute]))
+                        module._parameters[attribute] = tensor  # type: ignore[assignment]
+                yield
+            finally:
+                for module, attribute, parameter in reversed(originals):
+                    module._parameters[attribute] = parameter
+                for take_out in undo:
+                    take_out()
+
+    def _batch(self, rows: Rows) -> dict[str, Tensor]:
+        device = next(self.encoder.parameters()).device
+        ids, types, mask = (torch.from_numpy(a).to(device) for a in rows.padded(self.base.tokenizer.pad_token_id))
+        batch = {"input_ids": ids, "attention_mask": mask}
+        if self.base.segments:
+            batch["token_type_ids"] = types
+        return batch
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """The sites that can be selected: a pooler that is never called is not among them."""
+        full = self._sites
+        if self.pool == "cls":
+            return full
+        return Anatomy(full.family, tuple(s for s in full.sites if PART[s.term] != "pooler"), full.layers)
+
+    @property
+    def injected(self) -> list[str]:
+        """The biases that the encoder's layers have not and that can be selected all the same."""
+        return [name for name in self._sites.shapes if name in self.base.slots]
+
+    @property
+    def head(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every parameter of the head, with what the checkpoint lacks of the encoder."""
+        unused = None if self.pool == "cls" else "pooler."
+        lacking = [name for name in self.base.missing if not (unused and name.startswith(unused))]
+        names = [name for name in self.places if name.startswith(HEAD)] + sorted(lacking)
+        return {name: tuple(self.original(name).shape) for name in names}
+
+    def original(self, name: str) -> Tensor:
+        """The base's own parameter (of the head: its empty placeholder); zeros for an injected one."""
+        if name in self.base.slots:
+            return torch.zeros(self.base.slots[name], device=next(self.encoder.parameters()).device)
+        parameter = self._originals[name]
+        assert parameter is not None
+        return parameter
+
+    def head_start(self, seed: int) -> dict[str, Tensor]:
+        """Seeded start values of the head: normal weights, zero biases, as transformers initialises its heads."""
+        spread = float(getattr(self.base.config, "initializer_range", 0.02))
+        generator = torch.Generator().manual_seed(seed)
+        return {name: fresh(name, shape, spread, generator) for name, shape in self.head.items()}
+
+
+def fresh(name: str, shape: tuple[int, ...], spread: float, generator: torch.Generator) -> Tensor:
+    """A newly initialised tensor: zeros for a bias, ones for a gamma, normal for the rest."""
+    if name.endswith("bias") and len(shape) == 1:
+        return torch.zeros(shape)
+    if len(shape) == 1:
+        return torch.ones(shape)
+    return torch.empty(shape).normal_(0.0, spread, generator=generator)
+
+
+def resolve_pool(base: Base, pool: str) -> str:
+    """What `auto` means for this base; an architecture without a head of its own is mean-pooled."""
+    if pool == "tokens":
+        return pool
+    own = empty_model(copy.deepcopy(base.config))
+    if own.base_model is own:
+        return "mean"
+    return base.pooling if pool == "auto" else pool
+
+
+def _means(hidden: Tensor, mask: Tensor) -> Tensor:
+    weight = mask.unsqueeze(-1).to(hidden.dtype)
+    return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1)
+
+
+def _dropout(config: Any) -> float:
+    for key in ("classifier_dropout", "hidden_dropout_prob", "dropout"):
+        value = getattr(config, key, None)
+        if value is not None:
+            return float(value)
+    return 0.0
+
+
+def _places(modules: dict[str, nn.Module]) -> dict[str, list[Place]]:
+    # A tensor that two modules share is one parameter with two places, under its first name.
+    first: dict[int, str] = {}
+    places: dict[str, list[Place]] = {}
+    for path, module in modules.items():
+        for attribute, parameter in module._parameters.items():
+            if parameter is not None:
+                name = first.setdefault(id(parameter), f"{path}.{attribute}" if path else attribute)
+                places.setdefault(name, []).append((module, attribute))
+    return places

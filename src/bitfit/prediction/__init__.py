@@ -1,0 +1,1 @@
+"""Answers from deltas, and exporting them."""

@@ -1,0 +1,197 @@
+"""Deltas at hand in memory, answering together: a resident is a lane, a batch is a bank of the lanes it names.
+
+A bank that lives for one batch gathers the rows it needs, as a lasting one would. So a delta's values exist once, a
+resident is replaced or dropped by dropping it, and whoever still holds one can still ask under it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from threading import Lock, local
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+
+from ..arrays import Array
+from ..bank.bank import Bank, Lane, Slot, lane_of_delta, lane_to_train
+from ..bank.packed import Packed
+from ..data.examples import Examples
+from ..data.readers.tagging import split_words
+from ..delta.delta import Delta
+from ..delta.fold import serving_form
+from ..errors import DeltaError, UsageError
+from ..model.base import Base
+from ..model.rows import Rows
+from ..model.selection import select
+from ..model.task_model import Model
+from ..tasks import Task
+from ..tasks.encode import Encoded, Encoder
+
+Text = str | Sequence[str]
+"""A text, a pair of texts, a question with its context, or a sentence as words."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One text as a task reads it: in token rows, more than one if it is long and must be read whole."""
+
+    encoded: Encoded
+    examples: Examples
+
+    @property
+    def rows(self) -> Rows:
+        """The token rows."""
+        return self.encoded.rows
+
+
+@dataclass(frozen=True, eq=False)
+class Resident:
+    """A delta ready to answer."""
+
+    task: Task
+    model: Model
+    lane: Lane
+    max_length: int
+    stride: int
+    paired: bool  # whether it takes two texts
+
+    @property
+    def shape(self) -> tuple[str, int, int, bool]:
+        """How it reads: texts of one shape are read together, whatever their task."""
+        return self.task.form, self.max_length, self.stride, self.paired
+
+    def answer(self, reading: Reading, outputs: Array) -> dict[str, Any]:
+        """What the outputs for a text mean."""
+        return self.task.answers(outputs, reading.encoded, reading.examples)[0]
+
+    @property
+    def bytes(self) -> int:
+        """What its values and their indices weigh."""
+        indices = (slot.index.nbytes for slot in self.lane.slots if slot.index is not None)
+        return self.lane.start.nbytes + sum(indices)
+
+    @cached_property
+    def dense(self) -> bool:
+        """Whether it wears whole matrices of the base."""
+        whole = (slot for slot in self.lane.slots if slot.index is None and len(slot.shape) > 1)
+        return any(slot.name in self.model.base.parameters and slot.name not in self.model.head for slot in whole)
+
+
+class Host:
+    """A base that takes on deltas and answers for any mix of them. Threads may share it."""
+
+    def __init__(self, base: Base) -> None:
+        self.base = base
+        base.fingerprint, base.parameters, base.anatomy  # noqa: B018  found once, before threads put tensors in their places
+        self._models: WeakValueDictionary[tuple[int, str], Model] = WeakValueDictionary()
+        self._shapes: WeakValueDictionary[tuple[Slot, ...], Lane] = WeakValueDictionary()
+        self._packed: Packed | None = None
+        self._admitting = Lock()
+        self._own = local()  # a tokenizer has settings, so each thread has its own
+
+    def admit(self, delta: Delta) -> Resident:
+        """Check a delta against the base and against its own task, and make it ready."""
+        task, meta = Task.of_delta(delta), delta.meta
+        longest, stride = self.base.max_length, meta.get("stride", 0)
+        if not 3 <= meta["max_length"] <= longest:
+            raise DeltaError(f"the delta reads {meta['max_length']} tokens, its base takes 3 to {longest}")
+        with self._admitting:
+            model = self._model(task.outputs, str(meta["pool"]))
+            lane = self._alike(lane_of_delta(model, serving_form(delta, model)))
+        return Resident(task, model, lane, meta["max_length"], stride, meta["columns"]["text_pair"] is not None)
+
+    def plain(self) -> Resident:
+        """The base with an empty head: for asking whether it works at all."""
+        model = Model(self.base, 1)
+        lane = lane_to_train(model, select(model.anatomy, "none"), head="frozen")
+        return Resident(Task.of("regression", ()), model, lane, 8, 0, False)
+
+    def read(self, resident: Resident, texts: Sequence[Text]) -> list[Reading]:
+        """Texts as the resident's task reads them; UsageError or DataError for those it cannot."""
+        examples = as_examples(resident.task, texts, resident.paired)
+        if not hasattr(self._own, "encoder"):
+            self._own.encoder = Encoder(self.base)
+        encoder: Encoder = self._own.encoder
+        encoder.cut_at(resident.max_length, resident.stride)
+        encoded = resident.task.encode(encoder, examples)
+        return [Reading(encoded.take(np.array([i])), examples.take([i])) for i in range(len(examples))]
+
+    def outputs(self, batch: Sequence[tuple[Resident, Rows]]) -> list[Array]:
+        """The head's numbers, a row for each token row or for each token, each under its resident."""
+        members: dict[Resident, list[int]] = {}
+        for place, (resident, _) in enumerate(batch):
+            members.setdefault(resident, []).append(place)
+        out: list[Array] = [np.empty(0, np.float32)] * len(batch)
+        for residents in _together(members):
+            bank = Bank(
+                [r.model for r in residents], [r.lane for r in residents], packed=self._fast(residents[0].model)
+            )
+            own = [[batch[place][1] for place in members[r]] for r in residents]
+            with torch.inference_mode():
+                found = bank.logits({k: rows[0] if len(rows) == 1 else Rows.join(rows) for k, rows in enumerate(own)})
+            for k, resident in enumerate(residents):
+                ends = np.cumsum([resident.model.output_count(rows) for rows in own[k]])
+                for place, numbers in zip(members[resident], np.split(found[k].cpu().numpy(), ends[:-1]), strict=True):
+                    out[place] = numbers
+        return out
+
+    def _model(self, outputs: int, pool: str) -> Model:
+        kind = (outputs, pool)
+        model = self._models.get(kind) or Model(self.base, outputs, pool)
+        return self._models.setdefault(kind, model)
+
+    def _alike(self, lane: Lane) -> Lane:
+        # Thousands of deltas have their values in the same places: what says where is held once.
+        if any(slot.index is not None for slot in lane.slots):
+            return lane
+        known = self._shapes.get(lane.slots)
+        shared = lane if known is None else replace(lane, slots=known.slots)
+        self._shapes[shared.slots] = shared  # the newest keeps the entry alive longest
+        return shared
+
+    def _fast(self, model: Model) -> Packed | None:
+        if self._packed is None and Packed.supports(model):
+            self._packed = Packed(model)
+        return self._packed
+
+
+def _together(residents: Iterable[Resident]) -> list[list[Resident]]:
+    """Which residents share a bank: all but those of whole matrices, which would be copied to lie side by side."""
+    every = list(residents)
+    shared = [resident for resident in every if not resident.dense]
+    return [*([shared] if shared else []), *([resident] for resident in every if resident.dense)]
+
+
+def complaint(task: Task, text: Text, paired: bool) -> str | None:
+    """Why a task does not take this as a text; None if it does."""
+    if task.form == "words":
+        return None
+    if isinstance(text, str) != paired and (not paired or len(text) == 2):
+        return None
+    need = "a question and its context" if task.form == "windows" else "pairs of texts"
+    return "the delta takes " + (need if paired else "single texts, not pairs")
+
+
+def as_examples(task: Task, texts: Sequence[Text], paired: bool) -> Examples:
+    """Texts as a task takes them; UsageError for what it does not take."""
+    for text in texts:
+        _check_text(text)
+        if why := complaint(task, text, paired):
+            raise UsageError(why)
+    if task.form == "words":
+        return Examples([split_words(text) if isinstance(text, str) else tuple(text) for text in texts], None)
+    if not paired:
+        return Examples(list(texts), None)
+    return Examples([text[0] for text in texts], [text[1] for text in texts])
+
+
+def _check_text(text: object) -> None:
+    parts = (text,) if isinstance(text, str) else text
+    if not isinstance(parts, tuple | list) or not all(isinstance(part, str) for part in parts):
+        raise UsageError(f"{text!r} is not a text, a pair of texts or a list of words")
+    if any("\ud800" <= character <= "\udfff" for part in parts for character in part):
+        raise UsageError("a text holds half a character (a lone surrogate); it is no valid Unicode")

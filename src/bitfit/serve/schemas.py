@@ -1,0 +1,94 @@
+"""What goes over the wire: requests as they must look, and refusals as they look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..prediction.host import Text
+
+MOST_ERRORS = 100
+
+
+class Refusal(Exception):
+    """A request that gets no answer: the status, why, and which field is to blame."""
+
+    def __init__(self, status: int, message: str, field: str | None = None, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.field, self.retry_after = status, message, field, retry_after
+
+    def body(self) -> dict[str, Any]:
+        """The refusal as JSON."""
+        return {"error": {"status": self.status, "message": self.message, "field": self.field}}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Fields(_Strict):
+    """A text or a pair of texts; a question and its context; or the words of a sentence."""
+
+    text: str | None = None
+    text_pair: str | None = None
+    question: str | None = None
+    context: str | None = None
+    words: list[str] | None = Field(None, fail_fast=True)
+
+    def value(self, field: str) -> Text:
+        """What the task takes."""
+        given = tuple(k for k in ("text", "text_pair", "question", "context", "words") if getattr(self, k) is not None)
+        if given not in (("text",), ("text", "text_pair"), ("question", "context"), ("words",)):
+            raise Refusal(422, "give text, or text and text_pair, or question and context, or words", field)
+        values = [getattr(self, name) for name in given]
+        return tuple(values) if len(values) == 2 else values[0]
+
+
+class Item(Fields):
+    """A text and the task that is asked about it."""
+
+    task: str
+
+
+class Ask(_Strict):
+    """Texts for one task (`task` and `inputs`), or for any mix of tasks (`items`)."""
+
+    task: str | None = Field(None, description="the task asked about all inputs")
+    inputs: list[str | Fields] | None = Field(
+        None, fail_fast=True, description="texts, or objects for pairs and questions"
+    )
+    items: list[Item] | None = Field(
+        None, fail_fast=True, description="instead of task and inputs: each text with its own task"
+    )
+    deadline_ms: int | None = Field(
+        None, ge=1, le=86_400_000, description="give up after this time, if it is sooner than the server's"
+    )
+
+    def __len__(self) -> int:
+        return len(self.items or ()) + len(self.inputs or ())
+
+    def texts(self) -> Iterator[tuple[str, str, Text]]:
+        """Task, field and text of each thing asked."""
+        if self.items is not None and self.task is None and self.inputs is None:
+            for i, item in enumerate(self.items):
+                yield item.task, f"items.{i}", item.value(f"items.{i}")
+        elif self.items is None and self.task is not None and self.inputs is not None:
+            for i, given in enumerate(self.inputs):
+                field = f"inputs.{i}"
+                yield self.task, field, given if isinstance(given, str) else given.value(field)
+        else:
+            raise Refusal(422, "give task and inputs, or items", "items" if self.items is not None else "task")
+
+
+def parse(body: bytes) -> Ask:
+    """A request from its bytes; what is wrong with it names its field."""
+    try:
+        return Ask.model_validate_json(body)
+    except ValidationError as error:
+        if error.error_count() > MOST_ERRORS:  # telling them apart takes longer than finding them
+            raise Refusal(422, f"{error.error_count():,} fields are wrong", "body") from None
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = [str(part) for part in first["loc"] if part not in ("str", "Fields")]
+        raise Refusal(422, str(first["msg"])[:300], ".".join(place) or "body") from error

@@ -1,0 +1,195 @@
+"""What to train: a trial is one training with all that decides it; a plan is a grid of trials as a user asks for it.
+
+The command line is made from Plan's fields, so importing this module must stay cheap: no torch, no numpy.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, get_args
+
+from ..data.examples import Kind
+from ..errors import UsageError, suggest
+from ..model.anatomy import HEADS
+
+if TYPE_CHECKING:
+    from ..model.base import Base
+    from ..model.selection import Selection
+    from ..tasks import Task
+    from ..tasks.encode import Encoder
+
+DROPOUTS = ("on", "off", "first-tenth")
+PROTOCOLS = ("published", "holdout")
+EVALUATIONS = {"published": 2, "holdout": 10}
+NARROW = 512  # up to this width the larger rates won on real tasks (LOG.md)
+MASK = 0.05  # up to this share of the matrices a selection is a mask that takes a mask's rates, above it fine-tuning
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training, with everything that decides its outcome except the data and the base."""
+
+    select: str
+    inject: str
+    head: str
+    init: str
+    pool: str
+    lr: float
+    batch: int
+    seed: int
+    epochs: int
+    evals_per_epoch: int
+    schedule: str
+    weight_decay: float
+    clip: float
+    max_length: int
+    stride: int
+    train_size: int | None
+    data_seed: int
+    protocol: str
+    metric: str
+    prefix_dropout: bool
+    dropout: str = "on"
+
+
+def _option(default: Any, text: str, read: Callable[[str], Any] = str, choices: Sequence[str] = ()) -> Any:
+    return field(default=default, metadata={"help": text, "read": read, "choices": choices})
+
+
+def _list_of(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    def numbers(text: str) -> list[Any]:
+        return [kind(part) for part in text.split(",")]
+
+    return numbers
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a user asks of `train`: several rates, batch sizes or seeds make a grid of trials."""
+
+    select: str = _option("bias", "what trains: bias, b_q + b_m2, bias@last4, random(all, 0.1%), all, none, ...")
+    inject: str = _option("none", "biases, zero at first, for layers that have none: b_v, b_q + b_v, bias, ...")
+    head: str = _option("full", "what of the head trains", choices=HEADS)
+    init: str = _option("keep", "start values: keep, zero(SELECTION) or reinit(SELECTION)")
+    pool: str = _option("auto", "what the head sees; auto: what the base declares", choices=("auto", "cls", "mean"))
+    lr: Sequence[float] | float | None = _option(None, "rates, comma-separated (what suits SELECT)", _list_of(float))
+    batch: Sequence[int] | int = _option(8, "batch sizes, comma-separated", _list_of(int))
+    seed: Sequence[int] | int = _option(0, "seeds, comma-separated", _list_of(int))
+    epochs: int = _option(5, "passes over the training rows", int)
+    evals_per_epoch: int | None = _option(
+        None, "evaluations per epoch; the best checkpoint is kept (2; 10 with --protocol holdout)", int
+    )
+    schedule: str = _option("linear", "linear: warm-up, then down to 0", choices=("constant", "linear"))
+    weight_decay: float = _option(0.0, "of the trained entries only", float)
+    clip: float = _option(1.0, "largest gradient norm; 0: none", float)
+    max_length: int | None = _option(None, "tokens per text (128; 384 with a question)", int)
+    stride: int | None = _option(
+        None, "tokens that two windows on a long sentence or context share (a third of --max-length)", int
+    )
+    train_size: Sequence[int] | int | None = _option(
+        None, "train on this many rows, drawn evenly by class; several, comma-separated, are a sweep", _list_of(int)
+    )
+    data_seed: int = _option(0, "seed of what is drawn by --train-size and split off as dev", int)
+    protocol: str = _option(
+        "published", "holdout: 0.2 of train picks the checkpoint, dev is the test (what-to-freeze)", choices=PROTOCOLS
+    )
+    data: str | None = _option(None, "folder of the named tasks' data: DATA/TASK/SPLIT.jsonl[.gz] ($BITFIT_DATA)")
+    metric: str | None = _option(None, "what picks the best checkpoint and trial (accuracy; spearman for numbers)")
+    prefix_dropout: bool = _option(False, "dropout below the lowest trained layer too; slower", bool)
+    dropout: str = _option("on", "first-tenth: only in the first tenth of each epoch", choices=DROPOUTS)
+    task: str | None = _option(None, f"a named task, or a kind: {', '.join(get_args(Kind))} (what the data tells)")
+    text: str | None = _option(None, "text column (found by itself)")
+    text_pair: str | None = _option(None, "second text column; a question's context")
+    label: str | None = _option(None, "label column; several 0/1 columns, comma-separated, are labels of their own")
+    lanes: int | None = _option(None, "trials trained together at most", int)
+    threads: int | None = _option(None, "CPU threads; the same number gives the same bits", int)
+    device: str = _option("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
+
+    def __post_init__(self) -> None:
+        from ..data.sources import kind_or_task
+        from ..model.selection import check, parse_init
+
+        for entry in fields(self):
+            allowed, value = entry.metadata["choices"], getattr(self, entry.name)
+            if allowed and value not in allowed:
+                raise UsageError(f'--{entry.name}: no "{value}".{suggest(str(value), allowed)}')
+        for name in ("select", "inject", "init"):
+            if not isinstance(getattr(self, name), str):
+                raise UsageError(f"{name} takes a text in the selection language, such as 'bias - b_q'")
+        if self.evals_per_epoch is None:
+            object.__setattr__(self, "evals_per_epoch", EVALUATIONS[self.protocol])
+        kind_or_task(self.task)
+        check(self.select)
+        check(self.inject)
+        parse_init(self.init)
+        self._convert(operator.index, "seed", "epochs", "evals_per_epoch", "batch", "max_length", "train_size")
+        self._convert(operator.index, "stride", "data_seed", "lanes", "threads")
+        self._convert(float, "lr", "weight_decay", "clip")
+        if self.train_size is not None and len(several(self.train_size)) == 1:
+            object.__setattr__(self, "train_size", several(self.train_size)[0])
+        for name in ("epochs", "evals_per_epoch", "batch", "train_size", "lanes", "threads"):
+            self._require(name, lambda n: n >= 1, "a whole number of at least 1")
+        self._require("lr", lambda n: 0 < n < math.inf, "a number above 0")
+        for name in ("seed", "data_seed"):
+            self._require(name, lambda n: 0 <= n < 1 << 32, "a whole number from 0")
+        self._require("weight_decay", lambda n: 0 <= n < math.inf, "a number of at least 0")
+        self._require("clip", lambda n: 0 <= n < math.inf, "a number of at least 0")
+
+    def _convert(self, kind: Callable[[Any], Any], *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            try:
+                if isinstance(value, str):
+                    raise ValueError
+                many = hasattr(value, "__len__")
+                made = value if value is None else [kind(item) for item in value] if many else kind(value)
+            except (TypeError, ValueError):
+                what = "a number" if kind is float else "a whole number"
+                raise UsageError(f"--{name.replace('_', '-')} {value!r}: must be {what}, or several") from None
+            object.__setattr__(self, name, made)
+
+    def _require(self, name: str, good: Callable[[Any], bool], what: str) -> None:
+        value = getattr(self, name)
+        if value is not None and not (several(value) and all(good(item) for item in several(value))):
+            shown = ",".join(f"{item:g}" for item in several(value))
+            raise UsageError(f"--{name.replace('_', '-')} {shown}: must be {what}")
+
+    def trials(self, base: Base, task: Task, encoder: Encoder, pool: str) -> list[Trial]:
+        """The grid, in the order batch, rate, seed."""
+        rates = several(self.lr) if self.lr is not None else self._rates(base)
+        shared = {name: getattr(self, name) for name in _SHARED}
+        shared |= {"pool": pool, "max_length": encoder.max_length, "metric": task.metric}
+        shared["stride"] = encoder.stride if task.by_token else 0
+        return [
+            Trial(lr=float(lr), batch=batch, seed=seed, **shared)
+            for batch in several(self.batch)
+            for lr in rates
+            for seed in several(self.seed)
+        ]
+
+    def _rates(self, base: Base) -> tuple[float, ...]:
+        from ..model.selection import select
+
+        return default_rates(select(base.grown(self.inject), self.select, several(self.seed)[0]), base.width)
+
+
+_SHARED = ({f.name for f in fields(Trial)} & {f.name for f in fields(Plan)}) - {"lr", "batch", "seed"}
+
+
+def default_rates(selection: Selection, width: int) -> tuple[float, ...]:
+    """Learning rates that suit a selection: the papers' grids, moved up for narrow models."""
+    if not selection:
+        return (1e-3, 4e-3, 1e-2)
+    if selection.matrix_share > MASK:
+        return (2e-5, 5e-5, 1e-4) if width <= NARROW else (1e-5, 2e-5, 3e-5, 5e-5)
+    if selection.matrix_share:
+        return (5e-4, 1e-3, 2e-3, 5e-3)
+    return (4e-4, 1e-3, 2e-3, 4e-3) if width <= NARROW else (1e-4, 4e-4, 7e-4, 1e-3)
+
+
+def several(value: Any) -> tuple[Any, ...]:
+    """One or more values as a tuple."""
+    return tuple(value) if isinstance(value, Sequence) else (value,)

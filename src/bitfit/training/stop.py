@@ -1,0 +1,41 @@
+"""Stopping in order: Ctrl-C and SIGTERM ask, the loop answers at the next safe point."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from ..errors import Interrupted
+
+
+class Stop:
+    """Whether somebody asked to stop; a second request no longer waits."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def check(self) -> None:
+        """Raise Interrupted if a stop was asked for."""
+        if self.requested:
+            raise Interrupted("stopped; the same command with --resume goes on from the last checkpoint")
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the signals while inside; only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
