@@ -247,22 +247,22 @@ def test_ctrl_c_exits_130_and_the_same_command_resumes(folder, tmp_path):
 def test_injection_runs_through_every_command(folders, csv_file, tmp_path, capsys):
     folder, out = str(folders("llama")), str(tmp_path / "d.safetensors")
 
-    def run(*words):
+    def output(*words):
         assert run(list(words)) == 0
         return capsys.readouterr().out
 
-    assert json.loads(run("count", folder, "--inject", "b_v", "--json"))["terms"]["b_v"]["trained"] == 16
+    assert json.loads(output("count", folder, "--inject", "b_v", "--json"))["terms"]["b_v"]["trained"] == 16
     options = ("--inject", "b_v", "--lr", "1e-2", "--epochs", "1", "--out", out, "--json")
-    assert json.loads(run("train", str(csv_file), "--base", folder, *options))["trained"] == 16 + 2 * 16
-    shown = json.loads(run("inspect", out, "--json"))
+    assert json.loads(output("train", str(csv_file), "--base", folder, *options))["trained"] == 16 + 2 * 16
+    shown = json.loads(output("inspect", out, "--json"))
     assert shown["inject"] == "b_v" and list(shown["change"]) == ["b_v"]
-    assert "b_v: biases for layers that have none" in run("inspect", out)
-    assert json.loads(run("evaluate", out, str(csv_file), "--base", folder, "--json"))["rows"] == 64
-    assert json.loads(run("predict", out, "good film", "--base", folder, "--json"))["label"]
-    assert run("predict", out, "--base", folder, "good film", "--json") == run(
+    assert "b_v: biases for layers that have none" in output("inspect", out)
+    assert json.loads(output("evaluate", out, str(csv_file), "--base", folder, "--json"))["rows"] == 64
+    assert json.loads(output("predict", out, "good film", "--base", folder, "--json"))["label"]
+    assert run("predict", out, "--base", folder, "good film", "--json") == output(
         "predict", out, "good film", "--json", "--base", folder
     )
-    assert "config.json" in run("export", out, "--base", folder, "--out", str(tmp_path / "model"))
+    assert "config.json" in output("export", out, "--base", folder, "--out", str(tmp_path / "model"))
     assert run(["train", str(csv_file), "--base", folder, "--inject", "b_x"]) == 2
     assert run(["export", out, "--base", folder, "--out", str(tmp_path / "folded"), "--fold"]) == 2
     assert "rotary" in capsys.readouterr().err and not (tmp_path / "folded").exists()
