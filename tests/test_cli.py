@@ -259,7 +259,7 @@ def test_injection_runs_through_every_command(folders, csv_file, tmp_path, capsy
     assert "b_v: biases for layers that have none" in output("inspect", out)
     assert json.loads(output("evaluate", out, str(csv_file), "--base", folder, "--json"))["rows"] == 64
     assert json.loads(output("predict", out, "good film", "--base", folder, "--json"))["label"]
-    assert run("predict", out, "--base", folder, "good film", "--json") == output(
+    assert output("predict", out, "--base", folder, "good film", "--json") == output(
         "predict", out, "good film", "--json", "--base", folder
     )
     assert "config.json" in output("export", out, "--base", folder, "--out", str(tmp_path / "model"))
