@@ -1,0 +1,91 @@
+"""Registries: what bitfit brings and what installed packages add, found by name through the same door.
+
+A package adds a member with an entry point of the registry's group, e.g. in its pyproject.toml
+
+    [project.entry-points."bitfit.strategies"]
+    lowest = "my_package:lowest"
+
+bitfit's own members are entry points too, written where the registry is made. Nothing is imported before its name is
+looked up, so a broken package disturbs nobody who does not use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar, cast
+
+from .errors import UsageError, suggest
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """The members of one group by name, each loaded when it is first looked up.
+
+    `builtin` maps names to "module:attribute", as entry points do. An installed package may add names but not replace
+    built-in ones.
+    """
+
+    def __init__(self, group: str, builtin: Mapping[str, str]) -> None:
+        self.group = group
+        self._builtin = {name: EntryPoint(name, value, group) for name, value in builtin.items()}
+        self._loaded: dict[str, T] = {}
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._loaded:
+            self._loaded[name] = cast(T, self._load(self._entry(name)))
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._builtin
+        yield from self._installed
+
+    def __len__(self) -> int:
+        return len(self._builtin) + len(self._installed)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._builtin or name in self._installed
+
+    def member(self, name: str, what: str) -> T:
+        """The member of this name; UsageError with a suggestion if there is none. `what` is the noun of the message."""
+        if name not in self:
+            raise UsageError(f'no {what} "{name}".{suggest(name, self)}')
+        return self[name]
+
+    def reset(self) -> None:
+        """Forget what installed packages offer and what was loaded, so that a package installed since is found."""
+        self._loaded.clear()
+        self.__dict__.pop("_installed", None)
+
+    def _entry(self, name: str) -> EntryPoint:
+        entry = self._builtin.get(name) or self._installed.get(name)
+        if entry is None:
+            raise KeyError(name)
+        return entry
+
+    @cached_property
+    def _installed(self) -> dict[str, EntryPoint]:
+        found: dict[str, EntryPoint] = {}
+        for entry in entry_points(group=self.group):
+            if entry.name in self._builtin or entry.name in found:
+                raise UsageError(
+                    f"{_origin(entry)} adds {self.group} {entry.name!r}, which exists already; uninstall it"
+                )
+            found[entry.name] = entry
+        return found
+
+    def _load(self, entry: EntryPoint) -> Any:
+        try:
+            return entry.load()
+        except Exception as error:  # whatever a stranger's module raises when it is imported
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise UsageError(
+                f"{_origin(entry)}: {self.group} {entry.name!r} cannot be loaded from {entry.value} ({reason}); "
+                "update or uninstall the package"
+            ) from error
+
+
+def _origin(entry: EntryPoint) -> str:
+    return f"package {entry.dist.name}" if entry.dist is not None else "bitfit"
