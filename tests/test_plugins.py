@@ -58,13 +58,13 @@ def test_a_broken_package_is_one_line_that_names_it_and_disturbs_nobody_else(ins
 
 def test_a_package_cannot_replace_a_built_in_member(install):
     install("replaces", {"join": "replaces:join"}, "join = 1")
-    with pytest.raises(UsageError, match="package replaces adds .*'join', which exists already"):
+    with pytest.raises(UsageError, match=r"package replaces adds .*'join', which exists already"):
         list(Registry("bitfit.tests", BUILTIN))
 
 
 def test_an_unknown_name_suggests_the_right_one():
     registry = Registry("bitfit.tests", BUILTIN)
-    with pytest.raises(UsageError, match='no test "joint". Did you mean "join"'):
+    with pytest.raises(UsageError, match=r'no test "joint". Did you mean "join"'):
         registry.member("joint", "test")
     with pytest.raises(KeyError):
         registry["joint"]
