@@ -10,7 +10,7 @@ from bitfit.bank.bank import Bank, change_map, lane_of_delta, lane_to_train
 from bitfit.model.selection import select
 from bitfit.model.task_model import Model
 from bitfit.tasks.encode import Encoder
-from conftest import ARCHITECTURES, INJECT, reviews
+from support import ARCHITECTURES, INJECT, reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
@@ -155,7 +155,7 @@ def test_what_the_checkpoint_lacks_belongs_to_the_head(tmp_path):
     from safetensors.torch import load_file, save_file
 
     from bitfit import load_base
-    from conftest import make_folder
+    from support import make_folder
 
     folder = make_folder(tmp_path / "nopool", "bert")
     weights = {n: v for n, v in load_file(folder / "model.safetensors").items() if not n.startswith("pooler.")}

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from bitfit.cli.main import default_out, run
-from conftest import reviews
+from support import reviews
 
 
 @pytest.fixture

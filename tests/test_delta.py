@@ -14,7 +14,7 @@ from bitfit import files
 from bitfit.delta import safefile
 from bitfit.delta.delta import Delta
 from bitfit.errors import DeltaError, WriteError
-from conftest import reviews
+from support import reviews
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_a_delta_on_the_wrong_base_is_refused_with_both_names(delta, bases):
 
 def test_another_tokenizer_is_another_base(delta, tmp_path):
     from bitfit import load_base
-    from conftest import make_folder
+    from support import make_folder
 
     folder = make_folder(tmp_path / "twin", "bert")
     same = load_base(folder)

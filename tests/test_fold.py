@@ -14,7 +14,7 @@ from bitfit.model.selection import select
 from bitfit.model.task_model import Model
 from bitfit.prediction.export import export
 from bitfit.tasks.encode import Encoder
-from conftest import ARCHITECTURES, reviews
+from support import ARCHITECTURES, reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 TEXTS = [text for text, _ in reviews(8)]

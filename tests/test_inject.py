@@ -18,7 +18,7 @@ from bitfit.model.selection import select
 from bitfit.model.task_model import Model
 from bitfit.prediction.export import export
 from bitfit.tasks.encode import Encoder
-from conftest import INJECT, make_folder, reviews, tokenizer
+from support import INJECT, make_folder, reviews, tokenizer
 
 TEXTS = [text for text, _ in reviews(6)]
 # Settings under which a stock class has all or some of the biases that are injected here.

@@ -12,19 +12,16 @@ import pytest
 import torch
 
 from bitfit import Delta, Predictor, export, predict, train
-from bitfit.bank.bank import Bank, lane_to_train
 from bitfit.bank.packed import Packed
 from bitfit.cli.main import run
 from bitfit.data import loading
 from bitfit.data.examples import Answer, Examples
 from bitfit.errors import DataError, DeltaError, Interrupted, UsageError
-from bitfit.model.selection import select
 from bitfit.model.task_model import Model
 from bitfit.prediction.export import transformers_class
 from bitfit.tasks import KINDS, Task
 from bitfit.tasks.encode import Encoder
-from conftest import ARCHITECTURES, WORDS, reviews
-from test_train import StopAt
+from support import ARCHITECTURES, WORDS, StopAt, delta_of, reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 QUICK = {"lr": 2e-2, "epochs": 2, "batch": 4}
@@ -97,24 +94,6 @@ INPUTS: dict[str, list[Any]] = {
     "answering": [("is great", CONTEXT), ("was long", CONTEXT[9:])],
     "multilabel": ["good film", "the plot was very bad"],
 }
-
-
-def made(base: Any, kind: str, seed: int = 0, labels: int = 3, **meta: Any) -> Delta:
-    """A delta of any kind with values of its own, as if it were trained."""
-    names = [] if kind in ("answering", "regression") else [f"c{i}" for i in range(labels)]
-    task = Task.of(kind, tuple(names))  # type: ignore[arg-type]
-    model = Model(base, task.outputs, task.pool("auto") if task.by_token else "cls")
-    bank = Bank(model, [lane_to_train(model, select(model.anatomy, "bias", seed), seed=seed)])
-    bank.values.add_(torch.randn(bank.values.shape, generator=torch.Generator().manual_seed(seed)), alpha=0.3)
-    score = {"value": 0.5, "low": 0.0, "high": 1.0}
-    facts = {
-        "format": 1, "base": base.name, "hub": False, "fingerprint": base.fingerprint, "pool": model.pool,
-        "select": "bias", "head": "full", "init": "keep", "task": kind, "labels": names, "metric": task.metric,
-        "max_length": 20, "stride": 5 if task.by_token else 0, "center": 0.0, "spread": 1.0, "trained": 1, "total": 1,
-        "columns": {"text": "text", "label": "label", "text_pair": "context" if kind == "answering" else None},
-        "metrics": {"dev": {task.metric: score}}, "trial": {}, "change": {}, "versions": {},
-    }  # fmt: skip
-    return Delta(bank.tensors(0), facts | meta)
 
 
 # ---- from file to answers
@@ -227,7 +206,7 @@ def test_questions_on_one_context_stay_on_one_side_of_the_split(tmp_path):
 
 
 def test_a_sentence_without_words_has_no_tags_and_keeps_its_place(base):
-    answers = predict(made(base, "tagging"), [["good"], [], "", ["film"]], base)
+    answers = predict(delta_of(base, labels=3, kind="tagging"), [["good"], [], "", ["film"]], base)
     assert [answer["tokens"] for answer in answers] == [["good"], [], [], ["film"]]
     assert [len(answer["tags"]) for answer in answers] == [1, 0, 0, 1]
 
@@ -236,7 +215,7 @@ def test_a_sentence_without_words_has_no_tags_and_keeps_its_place(base):
 def test_every_word_of_a_long_document_gets_a_tag(bases, architecture):
     base = bases(architecture)
     words = [WORDS[i % len(WORDS)] for i in range(20_000)]
-    answer = predict(made(base, "tagging"), [words, ["good"]], base)[0]
+    answer = predict(delta_of(base, labels=3, kind="tagging"), [words, ["good"]], base)[0]
     assert answer["tokens"] == words and len(answer["tags"]) == len(words)
 
 
@@ -250,7 +229,7 @@ def test_a_word_counts_where_it_stands_furthest_from_an_edge(base):
 
 
 def test_a_word_the_tokenizer_drops_still_gets_a_tag(base):
-    answer = predict(made(base, "tagging"), [["good", "\u200b \x07".strip(), "film"], ""], base)
+    answer = predict(delta_of(base, labels=3, kind="tagging"), [["good", "\u200b \x07".strip(), "film"], ""], base)
     assert len(answer[0]["tags"]) == 3 and answer[1]["tags"] == []
 
 
@@ -272,7 +251,7 @@ def test_a_word_in_a_list_is_read_as_in_running_text():
 
 def test_an_answer_is_found_in_any_window_of_a_long_context(base):
     context = " ".join(WORDS[i % len(WORDS)] for i in range(3000)) + " finale"
-    delta = made(base, "answering")
+    delta = delta_of(base, labels=3, kind="answering")
     answer = predict(delta, [("is good", context)], base)[0]
     assert context[answer["start"] : answer["end"]] == answer["answer"] != "" and 0 < answer["score"] <= 1
 
@@ -295,13 +274,13 @@ def test_each_window_is_told_where_its_answer_is(base):
 
 
 def test_a_long_question_is_cut_and_counted(base):
-    predictor = Predictor(made(base, "answering"), base)
+    predictor = Predictor(delta_of(base, labels=3, kind="answering"), base)
     answers = list(predictor.answers([("good " * 500, CONTEXT), ("good", CONTEXT)]))
     assert len(answers) == 2 and predictor.cut == 1
 
 
 def test_cut_texts_are_counted(base, csv_file):
-    predictor = Predictor(made(base, "classification", labels=2), base)
+    predictor = Predictor(delta_of(base, labels=2, kind="classification"), base)
     list(predictor.answers(["good " * 100, "good"]))
     assert predictor.cut == 1
 
@@ -317,7 +296,7 @@ def test_stock_transformers_loads_an_export_and_predicts_the_same(bases, archite
     import transformers
 
     base = bases(architecture)
-    delta = made(base, kind)
+    delta = delta_of(base, labels=3, kind=kind)
     folder = export(delta, base, tmp_path / "out")
     names = {"tagging": "TokenClassification", "answering": "QuestionAnswering", "multilabel": "SequenceClassification"}
     task = Task.of_delta(delta)
@@ -348,7 +327,7 @@ def test_stock_transformers_loads_an_export_and_predicts_the_same(bases, archite
 
 @pytest.mark.parametrize("kind", NEW)
 def test_the_lines_on_the_card_run(base, kind, tmp_path, monkeypatch):
-    folder = export(made(base, kind), base, tmp_path / "out")
+    folder = export(delta_of(base, labels=3, kind=kind), base, tmp_path / "out")
     lines = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)
     monkeypatch.chdir(folder)
     scope: dict[str, Any] = {}
@@ -360,7 +339,9 @@ def test_the_lines_on_the_card_run(base, kind, tmp_path, monkeypatch):
 def test_any_mix_of_kinds_is_answered_as_each_alone(bases, architecture):
     base = bases(architecture)
     assert Packed.supports(Model(base, 2, "tokens")) == (architecture == "bert")
-    requests = [(made(base, kind, seed), text) for seed, kind in enumerate(KINDS) for text in texts_for(kind)]
+    requests = [
+        (delta_of(base, seed, 3, kind=kind), text) for seed, kind in enumerate(KINDS) for text in texts_for(kind)
+    ]
     order = np.random.default_rng(0).permutation(len(requests)).tolist()
     mixed = predict([requests[i] for i in order], base=base)
     for i, answer in zip(order, mixed, strict=True):
@@ -465,7 +446,7 @@ def test_a_cell_that_is_neither_0_nor_1_is_named(tmp_path):
 
 @pytest.mark.parametrize("kind", NEW)
 def test_a_delta_of_one_kind_is_refused_as_another(base, kind, tagged, asked):
-    delta = made(base, kind)
+    delta = delta_of(base, labels=3, kind=kind)
     other = "classification" if kind != "multilabel" else "tagging"
     with pytest.raises(DeltaError, match="another kind of task"):
         Predictor(Delta(delta.tensors, {**delta.meta, "task": other, "metric": "accuracy", "labels": ["a", "b"]}), base)
@@ -477,7 +458,7 @@ def test_a_delta_of_one_kind_is_refused_as_another(base, kind, tagged, asked):
 
 def test_questions_need_a_context_and_token_tasks_no_pool(base, tagged, asked, csv_file):
     with pytest.raises(UsageError, match="a question and its context"):
-        predict(made(base, "answering"), ["is good"], base)
+        predict(delta_of(base, labels=3, kind="answering"), ["is good"], base)
     with pytest.raises(UsageError, match="every token"):
         train(tagged, base, pool="mean", **QUICK)
     with pytest.raises(UsageError, match="--stride 3"):
@@ -492,7 +473,7 @@ def test_questions_need_a_context_and_token_tasks_no_pool(base, tagged, asked, c
 
 @pytest.mark.parametrize("meta", [{"stride": 15}, {"stride": -1}, {"stride": "4"}, {"stride": True}])
 def test_a_delta_with_windows_that_make_no_sense_is_refused(base, meta, tmp_path):
-    made(base, "tagging", **meta).save(tmp_path / "d.safetensors")
+    delta_of(base, labels=3, kind="tagging", **meta).save(tmp_path / "d.safetensors")
     with pytest.raises(DeltaError, match="stride"):
         Delta.load(tmp_path / "d.safetensors")
 
@@ -512,7 +493,7 @@ def test_predict_answers_words_and_files_and_writes_csv(base, folders, sources, 
     path = tmp_path / "d.safetensors"
     columns = {"tagging": ("tokens", None), "answering": ("question", "context"), "multilabel": ("text", None)}[kind]
     named = {"text": columns[0], "text_pair": columns[1], "label": None}
-    made(base, kind, columns=named).save(path)
+    delta_of(base, labels=3, kind=kind, columns=named).save(path)
     start, where = ["predict", str(path)], ["--base", str(folders("bert"))]
     words = ["is great", CONTEXT] if kind == "answering" else ["the plot was bad"]
     assert run([*start, *words, *where, "--json"]) == 0

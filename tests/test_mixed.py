@@ -15,38 +15,24 @@ from bitfit.errors import DeltaError, UsageError
 from bitfit.model.selection import select
 from bitfit.model.task_model import Model
 from bitfit.tasks.encode import Encoder
-from conftest import ARCHITECTURES, reviews
+from support import ARCHITECTURES, delta_of, reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 TEXTS = [text for text, _ in reviews(12)]
 
 
-def made(base: Any, seed: int, labels: int = 2, pool: str = "cls", chosen: str = "bias", **meta: Any) -> Delta:
-    """A delta with values of its own; 0 labels is regression."""
-    model = Model(base, labels or 1, pool)
-    bank = Bank(model, [lane_to_train(model, select(model.anatomy, chosen, seed), seed=seed)])
-    bank.values.add_(torch.randn(bank.values.shape, generator=torch.Generator().manual_seed(seed)), alpha=0.3)
-    facts = {
-        "base": base.name, "fingerprint": base.fingerprint, "pool": model.pool, "max_length": 20,
-        "task": "classification" if labels else "regression", "labels": [f"c{i}" for i in range(labels)],
-        "metric": "accuracy" if labels else "pearson", "center": 0.5, "spread": 2.0,
-        "columns": {"text": "text", "label": "label", "text_pair": None},
-    }  # fmt: skip
-    return Delta(bank.tensors(0), facts | meta)
-
-
 def every_kind(base: Any) -> list[Delta]:
     pair = {"text": "a", "label": "y", "text_pair": "b"}
     return [
-        made(base, 0),
-        made(base, 1),
-        made(base, 2, labels=5, pool="mean"),
-        made(base, 3, labels=0, pool="mean", max_length=6),
-        made(base, 4, labels=3, chosen="b_q + g_LN1", columns=pair),
-        made(base, 5, chosen="bias + random(all, 40)"),
-        made(base, 6, pool="mean", chosen="random(bias, 20)"),
-        made(base, 7, chosen="W_q@0 + bias"),
-        made(base, 8, chosen="none"),
+        delta_of(base, 0),
+        delta_of(base, 1),
+        delta_of(base, 2, labels=5, pool="mean"),
+        delta_of(base, 3, labels=0, pool="mean", max_length=6),
+        delta_of(base, 4, labels=3, select_text="b_q + g_LN1", columns=pair),
+        delta_of(base, 5, select_text="bias + random(all, 40)"),
+        delta_of(base, 6, pool="mean", select_text="random(bias, 20)"),
+        delta_of(base, 7, select_text="W_q@0 + bias"),
+        delta_of(base, 8, select_text="none"),
     ]
 
 
@@ -63,7 +49,11 @@ def numbers(answer: dict[str, Any]) -> list[float]:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_mixed_batch_answers_as_separate_predictions_do(bases, architecture):
     base = bases(architecture)
-    deltas = every_kind(base) if architecture == "bert" else [made(base, 0), made(base, 1, 3), made(base, 2, 0, "mean")]
+    deltas = (
+        every_kind(base)
+        if architecture == "bert"
+        else [delta_of(base, 0), delta_of(base, 1, 3), delta_of(base, 2, 0, "mean")]
+    )
     requests = requests_of(deltas)
     for (delta, text), answer in zip(requests, predict(requests, base=base), strict=True):
         alone = predict(delta, [text], base)[0]
@@ -76,7 +66,7 @@ def test_a_mixed_batch_answers_as_separate_predictions_do(bases, architecture):
 def test_heads_of_one_shape_run_together_and_equal_the_stock_model(bases, architecture, pool, monkeypatch):
     base = bases(architecture)
     model = Model(base, 3, pool)
-    bank = Bank(model, [lane_of_delta(model, made(base, k, 3, pool)) for k in range(4)])
+    bank = Bank(model, [lane_of_delta(model, delta_of(base, k, 3, pool)) for k in range(4)])
     rows = {k: Encoder(base)(TEXTS[k : 2 * k + 1]) for k in (3, 0, 2)}
     calls = []
     classify = Model.classify
@@ -103,7 +93,7 @@ def test_a_poisoned_task_leaves_the_others_bit_for_bit(base, poison):
 
 def test_a_batch_looks_only_at_the_lanes_it_names(base, monkeypatch):
     model = Model(base, 2, "cls")
-    bank = Bank(model, [lane_of_delta(model, made(base, k)) for k in range(40)])
+    bank = Bank(model, [lane_of_delta(model, delta_of(base, k)) for k in range(40)])
     looked: set[int] = set()
     effective = Bank._effective
     monkeypatch.setattr(Bank, "_effective", lambda self, k, *rest: looked.add(k) or effective(self, k, *rest))
@@ -114,14 +104,14 @@ def test_a_batch_looks_only_at_the_lanes_it_names(base, monkeypatch):
 
 def test_resident_tasks_hold_their_values_once(base):
     model = Model(base, 2, "mean")
-    bank = Bank(model, [lane_of_delta(model, made(base, k, pool="mean")) for k in range(8)])
+    bank = Bank(model, [lane_of_delta(model, delta_of(base, k, pool="mean")) for k in range(8)])
     assert len({id(lane.slots) for lane in bank.lanes}) == len({id(form) for form in bank._forms}) == 1
     assert all(lane.start.numel() == 0 for lane in bank.lanes) and not bank._leaves
     assert bank.gradients.numel() == 0
 
 
 def test_lanes_read_from_a_file_and_from_memory_have_one_form(base, tmp_path):
-    delta = made(base, 0)
+    delta = delta_of(base, 0)
     shuffled = Delta(dict(reversed(delta.tensors.items())), delta.meta)
     model = Model(base, 2, "cls")
     bank = Bank(model, [lane_of_delta(model, delta), lane_of_delta(model, shuffled)])
@@ -144,16 +134,13 @@ def test_lanes_of_other_bases_are_refused(bases):
     with pytest.raises(UsageError, match="same base"):
         Bank(models, lanes)
     with pytest.raises(DeltaError, match=r"electra.*bert"):
-        predict([(made(bases("bert"), 0), "good"), (made(bases("electra"), 0), "good")], base=bases("bert"))
+        predict([(delta_of(bases("bert"), 0), "good"), (delta_of(bases("electra"), 0), "good")], base=bases("bert"))
 
 
 def test_files_and_deltas_mix_and_nothing_gives_nothing(base, tmp_path):
-    first, second = made(base, 0), made(base, 1, 3, "mean")
-    full = dict.fromkeys(("select", "head", "init"), "x")
-    full |= {key: {} for key in ("trial", "change", "versions")}
-    full["metrics"] = {"dev": {first.meta["metric"]: {"value": 0.5, "low": 0.0, "high": 1.0}}}
+    first, second = delta_of(base, 0), delta_of(base, 1, 3, "mean")
     path = tmp_path / "first.safetensors"
-    Delta(first.tensors, {**first.meta, **full, "format": 1, "trained": 1, "total": 1, "hub": False}).save(path)
+    first.save(path)
     answers = predict([(str(path), "good film"), (second, "bad"), (path, "good film")], base=base)
     assert answers[0] == answers[2] and answers[0]["scores"].keys() == {"c0", "c1"} and len(answers[1]["scores"]) == 3
     assert answers[0]["score"] == pytest.approx(Predictor(first, base).answers(["good film"]).__next__()["score"])
@@ -161,7 +148,7 @@ def test_files_and_deltas_mix_and_nothing_gives_nothing(base, tmp_path):
 
 
 def test_a_call_that_is_neither_form_is_refused(base):
-    delta = made(base, 0)
+    delta = delta_of(base, 0)
     with pytest.raises(UsageError, match="not both"):
         predict([(delta, "good")], ["good"], base)
     with pytest.raises(UsageError, match="a delta and texts"):
@@ -172,4 +159,4 @@ def test_a_call_that_is_neither_form_is_refused(base):
 
 def test_other_architectures_mix_lane_by_lane(bases):
     assert not Packed.supports(Model(bases("albert"), 2, "cls"))
-    assert len(predict([(made(bases("albert"), k, k + 2), "good") for k in range(3)], base=bases("albert"))) == 3
+    assert len(predict([(delta_of(bases("albert"), k, k + 2), "good") for k in range(3)], base=bases("albert"))) == 3

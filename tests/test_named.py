@@ -14,7 +14,7 @@ import pytest
 from bitfit.cli.main import run
 from bitfit.data import named, sources
 from bitfit.errors import DataError, UsageError
-from conftest import WORDS
+from support import WORDS, mini_rows, write_rows
 
 ON_HUB = [name for name, task in named.known().items() if task.hub]
 GLUE = [name for name, task in named.known().items() if task.glue]
@@ -23,44 +23,6 @@ PAPERS = {
     "qnli": "accuracy", "rte": "accuracy", "wnli": "accuracy", "imdb": "accuracy", "squad": "f1", "ud-pos": "accuracy",
     "ptb-pos": "accuracy", "trec": "accuracy", "rotten-tomatoes": "accuracy",
 }  # fmt: skip
-
-
-def mini_rows(task, count, labelled=True):
-    """Rows with the task's columns: texts of known words, labels by number as public files give them."""
-    rows = []
-    for i in range(count):
-        words = [WORDS[i % 10], WORDS[(i * 3 + 1) % 20], str(i)]
-        label = {
-            "classification": lambda i=i: i % len(task.labels),
-            "regression": lambda i=i: (i % 11) / 2,
-            "tagging": lambda i=i: ["ADJ", "NOUN", "NUM"],
-            "answering": lambda i=i, words=words: {"text": [words[1]], "answer_start": [len(words[0]) + 1]},
-        }[task.kind]()
-        row = {names[0]: words if task.kind == "tagging" else " ".join(words) for names in task.columns.values()}
-        rows.append({**row, task.columns["label"][0]: label if labelled else -1})
-    return rows
-
-
-def write_rows(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(path, "wt", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-    return path
-
-
-@pytest.fixture
-def mini(tmp_path, monkeypatch):
-    """A function that puts mini data of a task under a data folder; nothing else is found."""
-    monkeypatch.setenv("BITFIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("BITFIT_DATA", raising=False)
-
-    def make(name, **names):
-        task = named.known()[name]
-        for role, count in (("train", 48), ("dev", 24)):
-            write_rows(tmp_path / "data" / name / f"{names.get(role, role)}.jsonl.gz", mini_rows(task, count))
-        return tmp_path / "data"
-
-    return make
 
 
 @pytest.fixture

@@ -4,51 +4,24 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers import AutoModelForSequenceClassification
 
 from bitfit.bank.bank import Bank, Lane, lane_to_train
 from bitfit.bank.dropout import Draws, drop, token_keys
 from bitfit.bank.layer import Linear
-from bitfit.bank.packed import STYLES, Packed
+from bitfit.bank.packed import Packed
 from bitfit.model.base import Base
-from bitfit.model.rows import Rows
 from bitfit.model.selection import select
 from bitfit.model.task_model import Model
+from packing import PACKED, POOLS, STREAMS, assert_close, by_name, learn, rows, tiny_base
+from support import config_of
 
-SMALL = {
-    "hidden_size": 16,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 24,
-    "vocab_size": 40,
-    "max_position_embeddings": 80,
-    "initializer_range": 0.3,
-    "pad_token_id": 1,
-}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "bert": {"pad_token_id": 0},
-    "electra": {"embedding_size": 8, "pad_token_id": 0},
-    "distilbert": {
-        "dim": 16,
-        "n_layers": 3,
-        "n_heads": 4,
-        "hidden_dim": 24,
-        "pad_token_id": 0,
-        **{name: None for name in SMALL if name.startswith(("hidden_", "num_", "intermediate"))},
-    },
-}
-ARCHITECTURES = sorted(STYLES)
-POOLS = ("cls", "mean", "tokens")
-STREAMS = {0: 11, 1: 5, 2: 1 << 55}
-LENGTHS = {0: (5, 1, 60, 9), 1: (33, 7), 2: (4, 4, 21, 2, 12, 70)}
 SELECTIONS = {0: "bias", 1: "b_q + b_m2 + g_LN1", 2: "bias + random(W_m2 + W_q + W_emb, 20)"}
 
 
@@ -60,65 +33,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@cache
-def tiny_base(model_type: str, dropout: float = 0.1) -> Base:
-    names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
-    given = {**SMALL, **SETTINGS.get(model_type, {}), **dict.fromkeys((*names, "seq_classif_dropout"), dropout)}
-    config = AutoConfig.for_model(model_type, **{name: value for name, value in given.items() if value is not None})
-    torch.manual_seed(0)
-    encoder = AutoModelForSequenceClassification.from_config(copy.deepcopy(config)).base_model
-    generator = torch.Generator().manual_seed(1)
-    for parameter in encoder.parameters():  # biases start at zero, where a wrong one would go unnoticed
-        if parameter.dim() == 1:
-            parameter.data.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    encoder.requires_grad_(False).eval()
-    vocabulary = {f"t{i}": i for i in range(40)}
-    typed = ["token_type_ids"] if model_type in ("bert", "electra") else []
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="t3")),
-        pad_token=f"t{config.pad_token_id}",
-        unk_token="t3",
-        model_input_names=["input_ids", "attention_mask", *typed],
-    )
-    return Base(model_type, config, encoder, tokenizer, frozenset(), "cls")
-
-
-def rows(k: int) -> Rows:
-    """Texts of a lane; the longer ones are pairs, their second halves of segment 1."""
-    lengths = np.array(LENGTHS[k])
-    generator = np.random.default_rng(k)
-    types = np.concatenate([np.arange(n) >= max(8, n // 2) for n in lengths]).astype(np.int64)
-    return Rows(generator.integers(4, 40, lengths.sum()), types, np.concatenate([[0], np.cumsum(lengths)]))
-
-
 def lane(model: Model, selection: str, k: int, head: str = "full") -> Lane:
     return lane_to_train(model, select(model.anatomy, selection, k), head, seed=k)
 
 
 def unequal_lanes(model: Model) -> list[Lane]:
     return [lane(model, SELECTIONS[k], k, ("full", "bias", "frozen")[k]) for k in range(3)]
-
-
-def learn(bank: Bank, outputs: dict[int, Tensor]) -> dict[int, Tensor]:
-    """Gradients of a loss that weighs every output, by lane."""
-    bank.gradients.zero_()
-    losses = [(out.square() * torch.linspace(0.5, 1, out.numel()).view(out.shape)).mean() for out in outputs.values()]
-    torch.stack(losses).sum().backward()
-    return {k: bank.gradients[k].clone() for k in outputs}
-
-
-def by_name(bank: Bank, k: int, gradient: Tensor) -> dict[str, Tensor]:
-    """A lane's gradient by parameter, without b_k: there it is rounding noise."""
-    noise = {site.name for site in bank.model.anatomy.sites if site.term == "b_k"}
-    slots = [slot for slot in bank.lanes[k].slots if slot.offset < bank.lanes[k].trained and slot.name not in noise]
-    return {slot.name: gradient[slot.offset : slot.offset + slot.size] for slot in slots}
-
-
-def assert_close(one: Tensor, other: Tensor, what: str = "") -> None:
-    one, other = one.detach(), other.detach()
-    assert one.shape == other.shape
-    scale = max(float(other.abs().max()), 1e-3)
-    assert float((one - other).abs().max()) <= 1e-5 * scale, f"{what}: {one} {other}"
 
 
 def assert_same_gradients(bank: Bank, k: int, one: Tensor, other: Tensor) -> None:
@@ -135,7 +55,7 @@ def assert_same_gradients(bank: Bank, k: int, one: Tensor, other: Tensor) -> Non
 
 @pytest.mark.parametrize("streams", [None, STREAMS], ids=["still", "dropout"])
 @pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("model_type", PACKED)
 class TestEveryArchitecture:
     def test_one_lane_equals_the_stock_model(self, model_type: str, pool: str, streams: dict[int, int] | None) -> None:
         model = Model(tiny_base(model_type), 3, pool)
@@ -227,7 +147,7 @@ def test_a_poisoned_lane_leaves_the_others_bit_for_bit(
 
 
 def test_other_architectures_keep_the_stock_path() -> None:
-    config = AutoConfig.for_model("albert", **SMALL, embedding_size=8)
+    config = config_of("albert", max_position_embeddings=80, pad_token_id=1)
     torch.manual_seed(0)
     encoder = AutoModelForSequenceClassification.from_config(copy.deepcopy(config)).base_model.eval()
     base = Base("albert", config, encoder.requires_grad_(False), tiny_base("bert").tokenizer, frozenset(), "cls")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from playwright import sync_api as playwright
 
-from test_mixed import made
-from test_serve import ASK, CHANGE, Live, started, until, whole
+from service import ASK, CHANGE, Live, started, until
+from support import delta_of
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # `.ci/run` installs one and says so: there a missing browser is a failure, not a skip.
@@ -35,8 +35,8 @@ def live(base: Any, tmp_path: Path) -> Iterator[Live]:
 
     folder = tmp_path / "deltas"
     folder.mkdir()
-    whole(made(base, 0)).save(folder / "first.safetensors")
-    whole(made(base, 1, 5, "mean")).save(folder / "many-labels.safetensors")
+    delta_of(base, 0).save(folder / "first.safetensors")
+    delta_of(base, 1, 5, "mean").save(folder / "many-labels.safetensors")
     running = started(base, folder, Tokens(Token(ASK), Token(CHANGE)))
     yield running
     running.server.should_exit = True
@@ -64,7 +64,7 @@ def log_in(page: Any, token: str) -> None:
 
 
 def test_a_task_is_added_asked_and_removed(page, live, base, tmp_path):
-    whole(made(base, 2, 3)).save(tmp_path / "Third Task.safetensors")
+    delta_of(base, 2, 3).save(tmp_path / "Third Task.safetensors")
     page.get_by_text("A token is needed").first.wait_for()
     log_in(page, CHANGE)
     page.get_by_text("You may change tasks.").wait_for()

@@ -14,7 +14,7 @@ import torch
 from bitfit import Delta, Predictor, export, predict, train
 from bitfit.data.examples import Columns
 from bitfit.errors import DataError, DeltaError, ModelError, UsageError
-from conftest import ARCHITECTURES, INJECT, reviews
+from support import ARCHITECTURES, INJECT, reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 TEXTS = ["good film", "a very bad plot and awful cast", "fine"]

@@ -15,7 +15,7 @@ from bitfit.model.selection import select
 from bitfit.model.task_model import Model
 from bitfit.training import loop
 from bitfit.training import run as training
-from test_packed import ARCHITECTURES, POOLS, STREAMS, assert_close, learn, rows, tiny_base
+from packing import PACKED, POOLS, STREAMS, assert_close, learn, rows, tiny_base
 
 FROZEN = {"none": 3, "bias@last1": 2, "b_m2@1 + b_q@2": 1, "bias": 0, "random(W_q@last2, 9)": 1}
 
@@ -29,7 +29,7 @@ def bank_of(model_type, selection, pool, lanes=3, **options):
 @pytest.mark.parametrize("streams", [None, STREAMS], ids=["still", "dropout"])
 @pytest.mark.parametrize("selection", FROZEN)
 @pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("model_type", PACKED)
 def test_known_rows_give_the_outputs_and_gradients_of_unknown_ones(model_type, pool, selection, streams):
     bank = bank_of(model_type, selection, pool)
     assert bank.frozen == FROZEN[selection]

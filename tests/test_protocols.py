@@ -12,8 +12,7 @@ from bitfit import Plan
 from bitfit.cli.main import run
 from bitfit.data import loading, named, sources, splits
 from bitfit.errors import UsageError
-from conftest import reviews
-from test_named import GLUE, mini, mini_rows, write_rows  # noqa: F401
+from support import mini_rows, reviews, write_rows
 
 
 @pytest.fixture
@@ -95,6 +94,7 @@ def test_the_train_score_is_what_evaluate_says_of_the_training_file(folder, base
 
 # ---- the GLUE server's files ----
 
+GLUE = [name for name, task in named.known().items() if task.glue]
 SERVER = {
     "CoLA.tsv": {"0", "1"}, "SST-2.tsv": {"0", "1"}, "MRPC.tsv": {"0", "1"}, "QQP.tsv": {"0", "1"},
     "WNLI.tsv": {"0", "1"}, "QNLI.tsv": {"entailment", "not_entailment"}, "RTE.tsv": {"entailment", "not_entailment"},
@@ -120,7 +120,7 @@ def test_every_file_of_the_server_is_made_by_some_task():
 
 @pytest.mark.filterwarnings("ignore:.*constant")  # a tiny model of one epoch may always answer the same
 @pytest.mark.parametrize("name", GLUE)
-def test_prediction_files_are_as_the_server_takes_them(name, mini, base, tmp_path):  # noqa: F811
+def test_prediction_files_are_as_the_server_takes_them(name, mini, base, tmp_path):
     from bitfit import Predictor, train
     from bitfit.prediction import glue
 
@@ -144,7 +144,7 @@ def test_numbers_beyond_the_servers_range_are_clipped():
     assert [glue._number(entry, value) for value in (-0.3, 2.34567, 7.0)] == ["0.000", "2.346", "5.000"]
 
 
-def test_a_plain_files_delta_submits_with_the_task_said(folders, base, tmp_path, capsys, mini):  # noqa: F811
+def test_a_plain_files_delta_submits_with_the_task_said(folders, base, tmp_path, capsys, mini):
     from bitfit import train
 
     folder, out = mini("mrpc"), tmp_path / "d.safetensors"
@@ -158,7 +158,7 @@ def test_a_plain_files_delta_submits_with_the_task_said(folders, base, tmp_path,
     check_submission(tmp_path / "glue" / "MRPC.tsv", 9)
 
 
-def test_a_file_of_several_test_sets_must_say_which(base, mini, tmp_path):  # noqa: F811
+def test_a_file_of_several_test_sets_must_say_which(base, mini, tmp_path):
     from bitfit import Predictor, train
     from bitfit.prediction import glue
 

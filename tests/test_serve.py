@@ -7,10 +7,8 @@ import json
 import os
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,81 +19,22 @@ import pytest
 from bitfit import Delta, predict
 from bitfit.delta.safefile import read_claims
 from bitfit.prediction.host import Resident
-from conftest import reviews
-from test_mixed import made
+from support import delta_of
 
 pytest.importorskip("fastapi", reason="needs the serve extra")
+
+from bitfit.serve.client import ServiceError
+from bitfit.serve.queue import Batcher
+from bitfit.serve.repository import Folder
+from bitfit.serve.service import Service
+from bitfit.serve.settings import Settings, Token, Tokens
+from service import ASK, CHANGE, TEXTS, Live, numbers, started, until
+
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
-from bitfit.serve.app import make_app  # noqa: E402
-from bitfit.serve.client import Client, ServiceError  # noqa: E402
-from bitfit.serve.queue import Batcher  # noqa: E402
-from bitfit.serve.repository import Folder  # noqa: E402
-from bitfit.serve.run import _listen, _Server  # noqa: E402
-from bitfit.serve.service import Service  # noqa: E402
-from bitfit.serve.settings import Settings, Token, Tokens  # noqa: E402
-
-CHANGE, ASK = "may-change-0123456789", "may-ask-0123456789"
-TEXTS = [text for text, _ in reviews(12)]
-
-
-def whole(delta: Delta) -> Delta:
-    """The same delta with all the metadata a file needs."""
-    full: dict[str, Any] = dict.fromkeys(("select", "head", "init"), "x") | {"hub": False, "format": 1}
-    full |= {key: {} for key in ("trial", "change", "versions")} | {"trained": 1, "total": 1}
-    full["metrics"] = {"dev": {delta.meta["metric"]: {"value": 0.5, "low": 0.0, "high": 1.0}}}
-    return Delta(delta.tensors, {**delta.meta, **full})
 
 
 def poisoned(delta: Delta, value: float) -> Delta:
     return Delta({name: np.full_like(array, value) for name, array in delta.tensors.items()}, delta.meta)
-
-
-@dataclass
-class Live:
-    """A service that listens, in this process."""
-
-    service: Service
-    server: Any
-    port: int
-    folder: Path
-
-    @property
-    def client(self) -> Client:
-        return Client(f"http://127.0.0.1:{self.port}", CHANGE)
-
-    def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
-        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        given = {"Content-Type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()}
-        line.request(method, path, body if isinstance(body, bytes | None) else json.dumps(body), given)
-        answer = line.getresponse()
-        found = answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
-        line.close()
-        return found
-
-    def ask(self, body: Any, **headers: str) -> tuple[int, Any]:
-        status, _, text = self.call("POST", "/v1/predict", body, **headers)
-        return status, json.loads(text)
-
-
-def started(base: Any, folder: Path, tokens: Tokens | None = None, **settings: Any) -> Live:
-    import uvicorn
-
-    chosen = Settings(**{"port": 0, "workers": 2, "watch": 0.05, "drain": 0.0, **settings})
-    service = Service(base, Folder(folder, base.fingerprint), chosen)
-    listening = _listen(chosen)
-    app = make_app(service, tokens or Tokens(change=Token(CHANGE)))
-    server = _Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"), service)
-    threading.Thread(target=server.run, args=([listening],), daemon=True).start()
-    until(lambda: server.started)
-    return Live(service, server, listening.getsockname()[1], folder)
-
-
-def until(met: Any, seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not met():
-        assert time.monotonic() < end, "it never came to pass"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -110,33 +49,6 @@ def serve(base: Any, tmp_path: Path) -> Iterator[Any]:
     for live in running:
         live.server.should_exit = True
         until(lambda live=live: not live.service.batcher._threads or not live.service.batcher._threads[0].is_alive())
-
-
-@pytest.fixture
-def tasks(base: Any, tmp_path: Path) -> dict[str, Delta]:
-    pair = {"text": "a", "label": "y", "text_pair": "b"}
-    deltas = {
-        "two": made(base, 0),
-        "five": made(base, 1, 5, "mean"),
-        "value": made(base, 2, 0),
-        "pair": made(base, 3, 3, columns=pair),
-        "sparse": made(base, 4, chosen="bias + random(all, 40)"),
-        "dense": made(base, 5, chosen="W_q@0 + bias"),
-        "several": made(base, 6, 3, task="multilabel", metric="micro_f1"),
-        "tags": made(base, 7, 3, "tokens", task="tagging", metric="accuracy"),
-        "answers": made(base, 8, 2, "tokens", task="answering", metric="f1", columns=pair, stride=4),
-    }
-    deltas["answers"] = Delta(deltas["answers"].tensors, {**deltas["answers"].meta, "labels": []})
-    deltas = {name: whole(delta) for name, delta in deltas.items()}
-    for name, delta in deltas.items():
-        delta.save(tmp_path / f"{name}.safetensors")
-    return deltas
-
-
-def numbers(answer: dict[str, Any]) -> list[float]:
-    if "scores" in answer:
-        return list(answer["scores"].values() if isinstance(answer["scores"], dict) else answer["scores"])
-    return [answer["value"] if "value" in answer else answer["score"]]
 
 
 def asked(name: str, number: int) -> tuple[dict[str, Any], Any]:
@@ -218,9 +130,9 @@ def test_a_sentence_without_words_is_answered_without_tags(shared_live):
 @pytest.fixture(scope="module")
 def shared_live(bases: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     base, folder = bases("bert"), tmp_path_factory.mktemp("deltas")
-    whole(made(base, 0)).save(folder / "two.safetensors")
-    whole(made(base, 3, 3, columns={"text": "a", "label": "y", "text_pair": "b"})).save(folder / "pair.safetensors")
-    whole(made(base, 7, 3, "tokens", task="tagging", metric="accuracy")).save(folder / "tags.safetensors")
+    delta_of(base, 0).save(folder / "two.safetensors")
+    delta_of(base, 3, 3, columns={"text": "a", "label": "y", "text_pair": "b"}).save(folder / "pair.safetensors")
+    delta_of(base, 7, 3, kind="tagging").save(folder / "tags.safetensors")
     live = started(base, folder)
     yield live
     live.server.should_exit = True
@@ -252,7 +164,7 @@ def test_a_name_that_is_a_path_is_refused(shared_live, method, path):
 
 def test_put_replace_and_delete_are_seen_at_once(serve, base, tmp_path):
     live = serve()
-    first, second = whole(made(base, 0)), whole(made(base, 1, 3))
+    first, second = delta_of(base, 0), delta_of(base, 1, 3)
     put = live.client.put("mine", first.encode())
     assert live.client.predict("mine", ["good film"])[0]["version"] == put["version"]
     changed = live.client.put("mine", second.encode())
@@ -267,9 +179,9 @@ def test_put_replace_and_delete_are_seen_at_once(serve, base, tmp_path):
 
 def test_a_hostile_delta_is_refused_and_nothing_is_written(serve, base, bases, tmp_path):
     live = serve()
-    good = whole(made(base, 0))
+    good = delta_of(base, 0)
     data = good.encode()
-    value = poisoned(whole(made(base, 2, 0)), 1e3)
+    value = poisoned(delta_of(base, 2, 0), 1e3)
     nan = Delta({**good.tensors, "head.classifier.bias": np.array([np.nan, 0], np.float32)}, good.meta)
     bad = {
         "empty": b"",
@@ -279,13 +191,13 @@ def test_a_hostile_delta_is_refused_and_nothing_is_written(serve, base, bases, t
         "edited": data[:-1] + b"\xff",
         "pickle": b"\x80\x04\x95",
         "nan": nan.encode(),
-        "other base": whole(made(bases("electra"), 0)).encode(),
+        "other base": delta_of(bases("electra"), 0).encode(),
         "poison": poisoned(good, 1e30).encode(),
         "length": Delta(good.tensors, {**good.meta, "max_length": 9999}).encode(),
         "labels": Delta(good.tensors, {**good.meta, "labels": ["a", "b", "c"]}).encode(),
         "kind": Delta(good.tensors, {**good.meta, "task": "magic"}).encode(),
         "no labels": Delta(good.tensors, {**good.meta, "labels": []}).encode(),
-        "infinite": whole(Delta(value.tensors, {**value.meta, "spread": 1e308, "center": 1e308})).encode(),
+        "infinite": Delta(value.tensors, {**value.meta, "spread": 1e308, "center": 1e308}).encode(),
     }
     for what, body in bad.items():
         status, _, text = live.call("PUT", "/v1/tasks/x", body, Authorization=f"Bearer {CHANGE}")
@@ -357,10 +269,10 @@ def test_pages_and_answers_carry_strict_headers(shared_live):
 
 def test_files_appear_change_and_go_without_a_restart(serve, base, tmp_path):
     live = serve()
-    whole(made(base, 0)).save(tmp_path / "new.safetensors")
+    delta_of(base, 0).save(tmp_path / "new.safetensors")
     until(lambda: "new" in live.service.folder.entries)
     first = live.client.predict("new", ["good"])[0]["version"]
-    whole(made(base, 1)).save(tmp_path / "new.safetensors")
+    delta_of(base, 1).save(tmp_path / "new.safetensors")
     until(lambda: live.client.predict("new", ["good"])[0]["version"] != first)
     (tmp_path / "new.safetensors").write_bytes(b"damaged")
     until(lambda: live.ask({"task": "new", "inputs": ["good"]})[0] == 404)
@@ -368,7 +280,7 @@ def test_files_appear_change_and_go_without_a_restart(serve, base, tmp_path):
 
 
 def test_a_damaged_file_is_found_out_before_it_answers(serve, base, tmp_path):
-    data = bytearray(whole(made(base, 0)).encode())
+    data = bytearray(delta_of(base, 0).encode())
     data[-3] ^= 1
     (tmp_path / "x.safetensors").write_bytes(data)
     live = serve()
@@ -379,8 +291,8 @@ def test_a_damaged_file_is_found_out_before_it_answers(serve, base, tmp_path):
 def test_links_out_of_the_folder_and_other_files_are_no_tasks(base, tmp_path):
     inside, outside = tmp_path / "in", tmp_path / "out"
     inside.mkdir(), outside.mkdir()
-    whole(made(base, 0)).save(outside / "secret.safetensors")
-    whole(made(base, 0)).save(inside / "real.safetensors")
+    delta_of(base, 0).save(outside / "secret.safetensors")
+    delta_of(base, 0).save(inside / "real.safetensors")
     (inside / "leak.safetensors").symlink_to(outside / "secret.safetensors")
     (inside / "alias.safetensors").symlink_to(inside / "real.safetensors")
     (inside / "Upper.safetensors").write_bytes(b"")
@@ -391,7 +303,7 @@ def test_links_out_of_the_folder_and_other_files_are_no_tasks(base, tmp_path):
 
 
 def test_a_file_that_another_replaced_during_a_put_is_noticed(base, tmp_path, monkeypatch):
-    ours, theirs = whole(made(base, 0)), whole(made(base, 1))
+    ours, theirs = delta_of(base, 0), delta_of(base, 1)
     folder = Folder(tmp_path, base.fingerprint)
     path = tmp_path / "x.safetensors"
     monkeypatch.setattr("bitfit.files.sync_folder", lambda _: path.write_bytes(theirs.encode()))
@@ -402,7 +314,7 @@ def test_a_file_that_another_replaced_during_a_put_is_noticed(base, tmp_path, mo
 
 def test_a_file_with_the_time_and_size_of_the_one_before_is_noticed(base, tmp_path):
     path, folder = tmp_path / "x.safetensors", Folder(tmp_path, base.fingerprint)
-    first, second = (whole(made(base, k)).encode() for k in (0, 1))
+    first, second = (delta_of(base, k).encode() for k in (0, 1))
     assert len(first) == len(second)
     for data in (first, second):
         path.write_bytes(data)
@@ -412,10 +324,10 @@ def test_a_file_with_the_time_and_size_of_the_one_before_is_noticed(base, tmp_pa
 
 
 def test_a_look_at_the_folder_does_not_hold_up_loading(base, tmp_path, monkeypatch):
-    whole(made(base, 0)).save(tmp_path / "x.safetensors")
+    delta_of(base, 0).save(tmp_path / "x.safetensors")
     folder = Folder(tmp_path, base.fingerprint)
     folder.scan()
-    whole(made(base, 1)).save(tmp_path / "y.safetensors")
+    delta_of(base, 1).save(tmp_path / "y.safetensors")
     loaded = []
 
     def slow(path: Path) -> Any:
@@ -436,13 +348,13 @@ def test_a_link_is_replaced_and_removed_itself_not_what_it_points_to(serve, base
     folder.mkdir()
     (folder / "x.safetensors").symlink_to(target / "a.txt")
     live = serve(folder)
-    live.client.put("x", whole(made(base, 0)).encode())
+    live.client.put("x", delta_of(base, 0).encode())
     assert (target / "a.txt").read_text() == "kept" and not (folder / "x.safetensors").is_symlink()
 
 
 def test_two_services_on_one_folder_see_each_others_changes(serve, base):
     first, second = serve(), serve()
-    version = first.client.put("shared", whole(made(base, 0)).encode())["version"]
+    version = first.client.put("shared", delta_of(base, 0).encode())["version"]
     until(lambda: "shared" in second.service.folder.entries)
     assert second.client.predict("shared", ["good"])[0]["version"] == version
     second.client.delete("shared")
@@ -469,7 +381,7 @@ def in_background(live: Live, bodies: list[Any]) -> tuple[list[threading.Thread]
 
 def test_requests_in_flight_keep_the_version_they_began_with(serve, base, monkeypatch):
     live = serve(workers=1)
-    old = live.client.put("x", whole(made(base, 0)).encode())["version"]
+    old = live.client.put("x", delta_of(base, 0).encode())["version"]
     expected = live.client.predict("x", ["good film"])[0]
     held = Held(live, monkeypatch)
     first, _ = in_background(live, [{"task": "x", "inputs": ["bad"]}])
@@ -477,7 +389,7 @@ def test_requests_in_flight_keep_the_version_they_began_with(serve, base, monkey
     threads, found = in_background(live, [{"task": "x", "inputs": ["good film"]}] * 4)
     until(lambda: live.service.batcher.waiting == 4)
     monkeypatch.setattr(live.service, "_verified", _without_trial(live.service))
-    live.client.put("x", whole(made(base, 1)).encode())
+    live.client.put("x", delta_of(base, 1).encode())
     live.client.delete("x")
     held.go.set()
     [thread.join() for thread in (*first, *threads)]
@@ -632,7 +544,7 @@ def test_a_pass_that_fails_is_one_500_and_the_next_works(serve, tasks, monkeypat
 
 
 def test_a_poisoned_neighbour_changes_nobody(serve, base, tmp_path):
-    deltas = {f"t{i}": whole(made(base, i)) for i in range(31)}
+    deltas = {f"t{i}": delta_of(base, i) for i in range(31)}
     for name, delta in {**deltas, "sick": poisoned(deltas["t0"], 1e30)}.items():
         delta.save(tmp_path / f"{name}.safetensors")
     live = serve(workers=1)
@@ -646,9 +558,9 @@ def test_a_poisoned_neighbour_changes_nobody(serve, base, tmp_path):
 
 def test_the_longest_unused_tasks_leave_memory_and_come_back(serve, base, tmp_path):
     for i in range(6):
-        whole(made(base, i)).save(tmp_path / f"t{i}.safetensors")
+        delta_of(base, i).save(tmp_path / f"t{i}.safetensors")
     live = serve()
-    size = live.service.host.admit(whole(made(base, 0))).bytes
+    size = live.service.host.admit(delta_of(base, 0)).bytes
     live.service.shelf.budget = 3 * size
     first = live.client.predict("t0", ["good"])[0]
     for i in (1, 2, 0, 3):
@@ -692,7 +604,7 @@ def test_no_name_that_a_client_chooses_is_a_label_of_a_metric(shared_live):
 
 
 def test_many_threads_asking_get_their_own_answers(serve, base, tmp_path):
-    deltas = {f"t{i}": whole(made(base, i, 2 + i % 3, ("cls", "mean")[i % 2])) for i in range(12)}
+    deltas = {f"t{i}": delta_of(base, i, 2 + i % 3, ("cls", "mean")[i % 2]) for i in range(12)}
     for name, delta in deltas.items():
         delta.save(tmp_path / f"{name}.safetensors")
     live = serve(workers=4)
@@ -716,9 +628,9 @@ def test_a_task_in_memory_weighs_less_than_its_file(base):
     from bitfit.prediction.host import Host
 
     host = Host(base)
-    residents = [host.admit(made(base, k)) for k in range(3)]
+    residents = [host.admit(delta_of(base, k)) for k in range(3)]
     assert len({id(resident.lane.slots) for resident in residents}) == 1
-    assert 0 < residents[0].bytes < sum(array.nbytes for array in made(base, 0).tensors.values())
+    assert 0 < residents[0].bytes < sum(array.nbytes for array in delta_of(base, 0).tensors.values())
 
 
 def test_a_host_out_of_reach_of_others_needs_no_token_any_other_does(monkeypatch):

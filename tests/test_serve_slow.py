@@ -21,8 +21,7 @@ import numpy as np
 import pytest
 
 from bitfit import Delta, load_base, predict
-from conftest import make_folder, shared
-from test_mixed import made
+from support import delta_of, make_folder, shared
 
 pytest.importorskip("fastapi", reason="needs the serve extra")
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -31,7 +30,7 @@ from bench_serve import Stock, make_tasks, served, throughput
 
 from bitfit.serve.client import Client, ServiceError
 from bitfit.serve.load import Line, Load, measure
-from test_serve import CHANGE, TEXTS, numbers, whole
+from service import CHANGE, TEXTS, numbers
 
 pytestmark = [
     pytest.mark.slow,
@@ -85,7 +84,7 @@ class Churn:
 
     def __init__(self, base: Any, url: str) -> None:
         self.url, self.names = url, [f"t{i}" for i in range(16)]
-        pool = [whole(made(base, k, 2 + k % 3)) for k in range(40)]
+        pool = [delta_of(base, k, 2 + k % 3) for k in range(40)]
         self.files = [delta.encode() for delta in pool]
         self.versions = [Delta.checked(*_decoded(data), "x").meta["sha256"][:16] for data in self.files]
         self.expected = {
@@ -213,7 +212,7 @@ def test_two_processes_serve_one_folder(small):
         served(deltas, *options, BITFIT_CHANGE_TOKEN=CHANGE) as two,
     ):
         for k in range(5):
-            version = Client(one.url, CHANGE).put("x", whole(made(base, k)).encode())["version"]
+            version = Client(one.url, CHANGE).put("x", delta_of(base, k).encode())["version"]
             until = time.monotonic() + 20
             while _version(two.url) != version:
                 assert time.monotonic() < until
@@ -234,7 +233,7 @@ def _version(url: str) -> str | None:
 def test_100000_requests_and_10000_loads_leave_memory_as_it_was(small):
     base, folder, deltas = small
     for k in range(200):
-        whole(made(base, k)).save(deltas / f"t{k}.safetensors")
+        delta_of(base, k).save(deltas / f"t{k}.safetensors")
     with served(deltas, "--base", str(folder), "--memory", "1") as process:
         assert process.memory
         _shrink(deltas, process)
@@ -333,7 +332,7 @@ def test_1000_mixed_tasks_are_served_as_fast_as_a_stock_loop_runs_one(minilm, pe
 
 def test_fuzzing_the_api_finds_no_5xx_and_writes_nothing_elsewhere(small, tmp_path):
     base, folder, deltas = small
-    whole(made(base, 0)).save(deltas / "two.safetensors")
+    delta_of(base, 0).save(deltas / "two.safetensors")
     before = {path for path in tmp_path.rglob("*") if deltas not in path.parents}
     with served(deltas, "--base", str(folder), BITFIT_CHANGE_TOKEN=CHANGE) as process:
         command = [str(Path(sys.executable).parent / "schemathesis"), "run", process.url + "openapi.json"]

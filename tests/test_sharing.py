@@ -12,7 +12,7 @@ from bitfit.bank.row_sharing import BOTH_WAYS, CAUSAL, Places
 from bitfit.model.selection import select
 from bitfit.model.task_model import Model
 from bitfit.tasks.encode import Encoder
-from conftest import ARCHITECTURES, reviews
+from support import ARCHITECTURES, reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 TEXTS = sorted((text for text, _ in reviews(12)), key=len)

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from conftest import reviews, shared
+from support import reviews, shared
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from bitfit.bank.sparse import Patch
 from bitfit.delta.delta import Delta
 from bitfit.model.selection import select
 from bitfit.model.task_model import Model
-from test_packed import ARCHITECTURES, POOLS, STREAMS, assert_close, by_name, learn, rows, tiny_base
+from packing import PACKED, POOLS, STREAMS, assert_close, by_name, learn, rows, tiny_base
 
 SELECTIONS = {
     0: "random(all, 300)",
@@ -56,7 +56,7 @@ def assert_lanes_equal_stock(bank, batch, streams=None):
 
 @pytest.mark.parametrize("streams", [None, STREAMS], ids=["still", "dropout"])
 @pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("model_type", PACKED)
 def test_entries_equal_dense_autograd(model_type, pool, streams):
     bank = bank_of(Model(tiny_base(model_type), 3, pool))
     assert all(len(patches) > 5 for patches in bank._patches)

@@ -14,8 +14,7 @@ from bitfit.report.findings import Findings
 from bitfit.study import grid, spec
 from bitfit.study.grid import Point, Settings
 from bitfit.study.store import Result, Results, joined, standings
-from conftest import make_folder
-from study_data import write_tasks
+from support import make_folder, write_tasks
 
 STUDIES = {name: spec.load(name) for name in spec.names()}
 

@@ -16,8 +16,7 @@ import pytest
 
 from bitfit.data import named
 from bitfit.study import spec
-from conftest import make_folder
-from study_data import write_tasks
+from support import make_folder, write_tasks
 
 pytestmark = pytest.mark.slow
 TASKS = tuple(sorted({task for name in spec.names() for task in spec.load(name).tasks if named.find(task)}))

@@ -18,7 +18,7 @@ from bitfit.model.selection import select as choose
 from bitfit.training.loop import batch_rows, evaluation_steps, schedule
 from bitfit.training.plan import Plan, default_rates
 from bitfit.training.run import run_folder
-from conftest import reviews
+from support import StopAt, reviews
 
 QUICK = {"lr": 1e-2, "epochs": 2}
 
@@ -38,7 +38,7 @@ def test_bias_terms_alone_learn_the_task(base, larger):
 def test_an_unknown_architecture_trains_by_group_and_by_pattern(tmp_path, csv_file):
     from bitfit import load_base, predict
     from bitfit.errors import SelectionError
-    from conftest import SMALL, make_folder
+    from support import SMALL, make_folder
 
     base = load_base(make_folder(tmp_path / "m", "ernie", **SMALL))
     assert base.anatomy.family == "unknown" and "b_q" in base.anatomy.missing
@@ -138,17 +138,6 @@ def test_no_delta_is_written_when_every_trial_diverges(base, csv_file, tmp_path)
     with pytest.raises(Diverged, match="every trial diverged"):
         train(csv_file, base, lr=1e30, epochs=1, out=tmp_path / "d.safetensors")
     assert not (tmp_path / "d.safetensors").exists()
-
-
-class StopAt:
-    """Asks to stop, as Ctrl-C does, when a step is reached."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def __call__(self, part, step, total, runners) -> None:
-        if step == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.parametrize("step", [1, 7, 8, 15])

@@ -21,7 +21,7 @@ from bitfit import predict
 from bitfit.prediction.host import Host
 from bitfit.serve import workers
 from bitfit.serve.client import Client
-from test_serve import TEXTS, numbers, tasks, until  # noqa: F401
+from service import TEXTS, numbers, until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
@@ -30,7 +30,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def process(folders: Any, tasks: Any, tmp_path: Path) -> Any:  # noqa: F811
+def process(folders: Any, tasks: Any, tmp_path: Path) -> Any:
     with served(tmp_path, "--base", str(folders("bert")), "--workers", "2") as running:
         yield running
 
@@ -53,11 +53,11 @@ def _expected(delta: Any, base: Any, paired: bool) -> list[list[float]]:
     return [numbers(answer) for answer in predict(delta, texts, base)]
 
 
-def test_a_service_with_model_processes_answers_as_predict_does(process, base, tasks):  # noqa: F811
+def test_a_service_with_model_processes_answers_as_predict_does(process, base, tasks):
     assert len(process.workers) == 2 and same(process, base, tasks)
 
 
-def test_a_killed_model_process_costs_no_answer(process, base, tasks):  # noqa: F811
+def test_a_killed_model_process_costs_no_answer(process, base, tasks):
     for worker in process.workers:
         os.kill(worker, signal.SIGKILL)
     assert same(process, base, tasks) and Client(process.url).ready()
@@ -74,7 +74,7 @@ def test_a_stuck_model_process_is_not_ready(process):
     until(lambda: Client(process.url).ready())
 
 
-def test_a_stop_signal_to_the_whole_group_leaves_the_model_processes_to_the_service(process, base, tasks):  # noqa: F811
+def test_a_stop_signal_to_the_whole_group_leaves_the_model_processes_to_the_service(process, base, tasks):
     for worker in process.workers:
         os.kill(worker, signal.SIGTERM)
     assert same(process, base, tasks)
@@ -97,7 +97,7 @@ def test_no_model_process_outlives_a_killed_service(process):
     until(lambda: not any(Path(f"/proc/{worker}/exe").exists() for worker in own))
 
 
-def test_a_batch_travels_with_what_it_shares_written_once(base, tasks, monkeypatch):  # noqa: F811
+def test_a_batch_travels_with_what_it_shares_written_once(base, tasks, monkeypatch):
     host = Host(base)
     monkeypatch.setattr(workers, "_served", [host])
     resident = host.admit(tasks["sparse"])
@@ -107,7 +107,7 @@ def test_a_batch_travels_with_what_it_shares_written_once(base, tasks, monkeypat
     assert all(np.array_equal(a, b) for a, b in zip(host.outputs(back), host.outputs(batch), strict=True))
 
 
-def test_a_pass_that_fails_in_a_process_is_an_error_and_not_its_death(base, tasks):  # noqa: F811
+def test_a_pass_that_fails_in_a_process_is_an_error_and_not_its_death(base, tasks):
     line = _Line((None, "ValueError: odd"))
     worker = workers.Worker.__new__(workers.Worker)
     worker._line, worker._alive = line, True  # type: ignore[assignment]
