@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bitfit.data import loading, splits
+from bitfit.data import formats, loading, sources, splits
 from bitfit.data.columns import find_columns
 from bitfit.data.loading import Columns, Examples, load, load_labelled, rows, stream_texts
 from bitfit.errors import DataError
@@ -643,3 +643,30 @@ def test_a_constant_column_is_no_rival_of_a_numeric_label(tmp_path):
 def test_labels_that_differ_by_case_alone_are_noted(tmp_path):
     dataset = loading.load(labelled(tmp_path / "a.jsonl", ["Yes", "yes", "no"] * 10))
     assert "Yes and yes" in note(dataset, "spelling")
+
+
+# ---------------------------------------------------------------- a file is opened once for its head, once for its rows
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The names of the files that are read, each time one is."""
+    names = []
+    for extension in (".csv", ".jsonl"):
+        reader = formats.READERS[extension]
+        monkeypatch.setitem(formats.READERS, extension, lambda path, read=reader: names.append(path.name) or read(path))
+    return names
+
+
+def test_the_head_of_a_labelled_file_is_read_once(tmp_path, opened):
+    write(tmp_path / "train.csv", "text,label\n" + "".join(f"words {i},{i % 2}\n" for i in range(12)))
+    write(tmp_path / "dev.csv", "text,label\na,1\nb,0\n")
+    write(tmp_path / "test.csv", "text,label\nc,1\nd,0\n")
+    sources.load(tmp_path)
+    assert opened == ["train.csv", "train.csv", "dev.csv", "dev.csv", "test.csv", "test.csv"]
+
+
+def test_the_head_of_a_file_with_several_label_columns_is_read_once(tmp_path, opened):
+    path = write(tmp_path / "f.csv", "text,a,b\n" + "".join(f"words {i},{i % 2},{i % 3 % 2}\n" for i in range(12)))
+    sources.load(path, label="a,b")
+    assert opened == ["f.csv", "f.csv"]

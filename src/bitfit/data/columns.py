@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
-from itertools import chain, islice
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
 
 from ..errors import DataError, suggest
 from .examples import Columns
-from .formats import StrPath, rows
+from .formats import Row, StrPath, rows
 
 SAMPLE_ROWS = 500
 MANY_CLASSES = 50
@@ -39,31 +42,64 @@ LABELS = (
 IDS = {"", "id", "ids", "idx", "index", "guid", "uuid", "uid", "rowid", "pairid", "unnamed0"}
 
 
+@dataclass(frozen=True)
+class Sample:
+    """The first rows of a file, which tell the kind of task and the columns. They are read once, when needed."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, source: StrPath | Sample) -> Sample:
+        """The sample of a file; a sample is returned as it is."""
+        return source if isinstance(source, Sample) else cls(Path(source))
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """The first SAMPLE_ROWS rows."""
+        return tuple(islice(rows(self.path), SAMPLE_ROWS))
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The names of the columns, in order."""
+        seen: dict[str, None] = {}
+        for row in self.rows:
+            seen.update(dict.fromkeys(row.values))
+        return list(seen)
+
+    def column(self, name: str) -> list[object]:
+        """The values of a column; None where a row lacks it."""
+        return [row.values.get(name) for row in self.rows]
+
+    def check(self, given: Sequence[str | None]) -> None:
+        """Refuse a column that the file lacks, or one that is given twice."""
+        wanted = [name for name in given if name is not None]
+        for name in wanted:
+            if name not in self.names:
+                raise DataError(f'{self.path} has no column "{name}".{suggest(name, self.names)}')
+            if wanted.count(name) > 1:
+                raise DataError(f'Column "{name}" of {self.path} cannot be two of text, text pair and label at once.')
+
+
 def find_columns(
-    path: StrPath, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
+    source: StrPath | Sample, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
 ) -> Columns:
-    """What was asked for, completed by well-known names and then by looking; label is None if nothing tells it.
+    """The given columns; the others by well-known names, then by their content. The label is None if unclear.
 
     A text given without a pair means a single text, whatever else the file holds.
     """
-    sample = [row.values for row in islice(rows(path), SAMPLE_ROWS)]
-    names = list(dict.fromkeys(chain(*sample)))
-    given = [name for name in (text, text_pair, label) if name is not None]
-    check_given(path, given, names)
-    free = {n: [values.get(n) for values in sample] for n in names if n not in given and bare(n) not in IDS}
+    sample = Sample.of(source)
+    given = (text, text_pair, label)
+    sample.check(given)
+    candidates = {}
+    for name in sample.names:
+        if name not in given and bare(name) not in IDS:
+            candidates[name] = sample.column(name)
     if text is None:
-        text, text_pair = _find_text(path, free, text_pair, names)
-    rest = {n: values for n, values in free.items() if n not in (text, text_pair)}
-    return Columns(text, text_pair, label if label is not None else _find_label(path, rest))
-
-
-def check_given(path: StrPath, given: Sequence[str | None], names: list[str]) -> None:
-    """Refuse a column that the file has not, or that is asked for twice."""
-    for name in (name for name in given if name is not None):
-        if name not in names:
-            raise DataError(f'{path} has no column "{name}".{suggest(name, names)}')
-        if given.count(name) > 1:
-            raise DataError(f'Column "{name}" of {path} cannot be two of text, text pair and label at once.')
+        text, text_pair = _find_text(sample, candidates, text_pair)
+    if label is None:
+        rest = {name: values for name, values in candidates.items() if name not in (text, text_pair)}
+        label = _find_label(sample.path, rest)
+    return Columns(text, text_pair, label)
 
 
 def bare(name: str) -> str:
@@ -71,20 +107,21 @@ def bare(name: str) -> str:
     return re.sub(r"[\W_]", "", name.lower())
 
 
-def _find_text(
-    path: StrPath, free: dict[str, list[object]], pair: str | None, names: list[str]
-) -> tuple[str, str | None]:
-    known = {bare(name): name for name in reversed(free)}
+def _find_text(sample: Sample, candidates: dict[str, list[object]], pair: str | None) -> tuple[str, str | None]:
+    known = {bare(name): name for name in reversed(candidates)}
     for one, other in PAIRS:
         if one in known and pair is None and other in known:
             return known[one], known[other]
         if one in known and pair is not None and bare(pair) == other:
             return known[one], pair
     named = [known[name] for name in TEXTS.split() if name in known]
-    wordy = [name for name in free if bare(name) not in LABELS.split() and _is_wordy(free[name])]
-    if not named and not wordy:
-        raise DataError(f"{path}: no column looks like text; pass --text with one of: {', '.join(names)}.")
-    return (named or [max(wordy, key=lambda name: _text_likeness(free[name]))])[0], pair
+    if named:
+        return named[0], pair
+    wordy = [name for name in candidates if bare(name) not in LABELS.split() and _is_wordy(candidates[name])]
+    if not wordy:
+        names = ", ".join(sample.names)
+        raise DataError(f"{sample.path}: no column looks like text; pass --text with one of: {names}.")
+    return max(wordy, key=lambda name: _text_likeness(candidates[name])), pair
 
 
 def _is_wordy(values: list[object]) -> bool:
@@ -130,11 +167,6 @@ def _is_class_like(values: list[object]) -> bool:
     distinct = _distinct(values) if scalar else set()
     few = 0 < len(distinct) <= max(2, min(MANY_CLASSES, len(values) // 2))
     return few and max(map(len, distinct)) <= 40
-
-
-def column_names(path: StrPath) -> list[str]:
-    """The columns of a file's first rows, in order."""
-    return list(dict.fromkeys(chain(*(row.values for row in islice(rows(path), SAMPLE_ROWS)))))
 
 
 def number(value: object) -> float | None:

@@ -8,12 +8,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import DataError, suggest
-from .columns import LABELS, MANY_CLASSES, SAMPLE_ROWS, bare, column_names, find_columns, is_missing, number
+from .columns import LABELS, MANY_CLASSES, Sample, bare, find_columns, is_missing, number
 from .examples import Columns as Columns
 from .examples import Dataset as Dataset
 from .examples import Examples as Examples
@@ -44,7 +44,9 @@ class _Labels(Protocol):
 class _Reader(Protocol):
     """A module that knows how the records of a kind of task are written."""
 
-    def find_columns(self, path: StrPath, *, text: str | None, text_pair: str | None, label: str | None) -> Columns: ...
+    def find_columns(
+        self, sample: Sample, *, text: str | None, text_pair: str | None, label: str | None
+    ) -> Columns: ...
     def read(self, path: Path, columns: Columns) -> Table: ...
     def stream(self, path: StrPath, columns: Columns) -> Iterator[tuple[int, Any, str | None]]: ...
 
@@ -59,13 +61,14 @@ _LABELS: dict[Kind, _Labels] = {"tagging": tagging, "answering": answering, "mul
 
 
 def stream_texts(
-    path: StrPath, columns: Columns, kind: Kind = "classification"
+    source: StrPath | Sample, columns: Columns, kind: Kind = "classification"
 ) -> Iterator[tuple[int, Any, str | None]]:
     """Line, text and pair of every record, empty texts included, so that answers match the file row by row."""
-    find_columns_of(kind, path, text=columns.text, text_pair=columns.text_pair)
+    sample = Sample.of(source)
+    find_columns_of(kind, sample, text=columns.text, text_pair=columns.text_pair)
     if kind in _READERS:
-        return _READERS[kind].stream(path, columns)
-    return ((line, *_texts(Path(path), line, values, columns)) for line, values in rows(path))
+        return _READERS[kind].stream(sample.path, columns)
+    return ((line, *_texts(sample.path, line, values, columns)) for line, values in rows(sample.path))
 
 
 def _texts(path: Path, line: int, values: dict[str, object], columns: Columns) -> tuple[str, str | None]:
@@ -83,10 +86,11 @@ def _text(path: Path, line: int, name: str, value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _read(path: Path, columns: Columns, kind: Kind | None = None) -> Table:
+def _read(sample: Sample, columns: Columns, kind: Kind | None = None) -> Table:
+    path = sample.path
     if kind in _READERS:
         return _READERS[kind].read(path, columns)
-    several = _label_columns(path, columns.label) if kind == "multilabel" else ()
+    several = _label_columns(sample, columns.label) if kind == "multilabel" else ()
     kept: list[tuple[int, str, str | None, object]] = []
     empty, unlabelled = [], []
     for line, values in rows(path):
@@ -204,19 +208,20 @@ def _examples(table: Table, kind: Kind, labels: Sequence[str], numbered: bool = 
 
 
 def load_labelled(
-    path: StrPath, columns: Columns, kind: Kind, labels: Sequence[str] = ()
+    source: StrPath | Sample, columns: Columns, kind: Kind, labels: Sequence[str] = ()
 ) -> tuple[Examples, tuple[str, ...]]:
     """The examples of a file whose columns, kind and labels are known, with notes."""
-    _require_label(path, columns)
-    find_columns_of(kind, path, text=columns.text, text_pair=columns.text_pair, label=columns.label)
-    table = _read(Path(path), columns, kind)
+    sample = Sample.of(source)
+    _require_label(sample, columns)
+    find_columns_of(kind, sample, text=columns.text, text_pair=columns.text_pair, label=columns.label)
+    table = _read(sample, columns, kind)
     return _examples(table, kind, labels, columns.numbered), tuple(table.notes)
 
 
-def _require_label(path: StrPath, columns: Columns) -> None:
+def _require_label(sample: Sample, columns: Columns) -> None:
     if columns.label is None:
-        names = ", ".join(column_names(path))
-        raise DataError(f"{path}: cannot tell which column is the label; pass --label with one of: {names}.")
+        names = ", ".join(sample.names)
+        raise DataError(f"{sample.path}: cannot tell which column is the label; pass --label with one of: {names}.")
 
 
 # ---------------------------------------------------------------- the whole data set
@@ -235,20 +240,22 @@ def load(
     train_size: int | None = None,
     seed: int = 0,
     holdout: float | None = None,
+    sample: Sample | None = None,
 ) -> Dataset:
     """A labelled file, or a folder with train, dev and test files, as what training needs.
 
     `task` is the kind of task; without it the file's format, columns and labels tell. `labels` are those of a named
     task, which files may also give by number. `holdout` is the share of the training rows to hold out as dev; the dev
-    file is then the test.
+    file is then the test. `sample` holds the first rows of the training file, if they were read before.
     """
     files, notes = (path, list[str]()) if isinstance(path, Files) else find_files(path)
     files = replace(files, dev=Path(dev) if dev else files.dev, test=Path(test) if test else files.test)
-    kind = task or suggest_kind(files.train, label)
-    columns = find_columns_of(kind, files.train, text=text, text_pair=text_pair, label=label)
+    sample = Sample.of(sample or files.train)
+    kind = task or suggest_kind(sample, label)
+    columns = find_columns_of(kind, sample, text=text, text_pair=text_pair, label=label)
     columns = replace(columns, numbered=bool(labels))
-    _require_label(files.train, columns)
-    table = _read(files.train, columns, kind)
+    _require_label(sample, columns)
+    table = _read(sample, columns, kind)
     kind, reasons = (kind, []) if kind else _infer_kind(table)
     labels = tuple(labels) or _label_names(table, kind)
     whole = _examples(table, kind, labels, columns.numbered)
@@ -281,48 +288,53 @@ def kind_of_format(path: StrPath) -> Kind | None:
     return _OF_FORMAT.get(extension(existing(Path(path))))
 
 
-def suggest_kind(path: StrPath, label: str | None = None) -> Kind | None:
+def suggest_kind(source: StrPath | Sample, label: str | None = None) -> Kind | None:
     """The kind of task that a file's format or columns tell; None: one label per text, and the labels tell which."""
-    kind = kind_of_format(path)
+    sample = Sample.of(source)
+    kind = kind_of_format(sample.path)
     if kind is not None:
         return kind
-    sample = list(islice(rows(path), SAMPLE_ROWS))
-    if answering.looks_answered(sample):
+    if answering.looks_answered(sample.rows):
         return "answering"
-    if tagging.looks_tagged(sample):
+    if tagging.looks_tagged(sample.rows):
         return "tagging"
-    if label is not None and len(_label_columns(Path(path), label)) > 1:
+    if label is not None and len(_label_columns(sample, label)) > 1:
         return "multilabel"
-    names = [label] if label else [name for name in sample[0].values if bare(name) in LABELS.split()]
-    lists = names and any(isinstance(row.values.get(names[0]), list) for row in sample)
+    names = [label] if label else [name for name in sample.rows[0].values if bare(name) in LABELS.split()]
+    lists = names and any(isinstance(value, list) for value in sample.column(names[0]))
     return "multilabel" if lists else None
 
 
-def _label_columns(path: Path, label: str | None) -> tuple[str, ...]:
+def _label_columns(sample: Sample, label: str | None) -> tuple[str, ...]:
     """The columns that --label a,b,c names; none if it is a single column's name."""
-    held = column_names(path)
-    if label is None or label in held or "," not in label:
+    if label is None or label in sample.names or "," not in label:
         return ()
     several = tuple(part.strip() for part in label.split(","))
     for name in several:
-        if name not in held:
-            raise DataError(f'{path} has no column "{name}".{suggest(name, held)}')
+        if name not in sample.names:
+            raise DataError(f'{sample.path} has no column "{name}".{suggest(name, sample.names)}')
     return several
+
+
+def has_column(sample: Sample, name: str) -> bool:
+    """Whether a file has a column of this name, or all columns that a,b,c names."""
+    return name in sample.names or all(part.strip() in sample.names for part in name.split(","))
 
 
 def find_columns_of(
     kind: Kind | None,
-    path: StrPath,
+    source: StrPath | Sample,
     *,
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
 ) -> Columns:
     """`find_columns` for any kind of task."""
+    sample = Sample.of(source)
     if kind in _READERS:
-        return _READERS[kind].find_columns(path, text=text, text_pair=text_pair, label=label)
-    several = _label_columns(Path(path), label) if kind == "multilabel" else ()
-    found = find_columns(path, text=text, text_pair=text_pair, label=several[0] if several else label)
+        return _READERS[kind].find_columns(sample, text=text, text_pair=text_pair, label=label)
+    several = _label_columns(sample, label) if kind == "multilabel" else ()
+    found = find_columns(sample, text=text, text_pair=text_pair, label=several[0] if several else label)
     return replace(found, label=label) if several else found
 
 
@@ -403,10 +415,11 @@ def _tested(
 ) -> tuple[Examples | None, tuple[str, ...]]:
     if path is None:
         return None, ()
-    names = (_label_columns(path, columns.label) if kind == "multilabel" else ()) or (columns.label or "",)
-    if all(_is_unlabelled(row, name, labels) for row in rows(path) for name in names):
+    sample = Sample.of(path)
+    names = (_label_columns(sample, columns.label) if kind == "multilabel" else ()) or (columns.label or "",)
+    if all(_is_unlabelled(row, name, labels) for row in chain(sample.rows, rows(path)) for name in names):
         return None, (f"{path.name} has no labels and is ignored.",)
-    return load_labelled(path, columns, kind, labels)
+    return load_labelled(sample, columns, kind, labels)
 
 
 def _is_unlabelled(row: Row, label: str, labels: tuple[str, ...]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, cast, get_args
 
 from ..errors import DataError, UsageError, suggest
 from . import loading, named
-from .columns import column_names
+from .columns import Sample
 from .examples import Dataset, Files, Kind
 from .formats import StrPath
 from .named import NamedTask
@@ -99,10 +99,13 @@ def load(
         raise UsageError(f"--task {task}: {meant.name} is a task of its own; leave --task away")
     follows = asked or meant
     kind = follows.kind if follows else kind
-    found = _columns(follows, files.train, columns) if follows else columns
+    sample = Sample.of(files.train)
+    found = _columns(follows, sample, columns) if follows else columns
     share = HOLDOUT_SHARE if protocol == "holdout" else None
     labels = follows.labels if follows else ()
-    dataset = loading.load(files, **found, task=kind, labels=labels, train_size=train_size, seed=seed, holdout=share)
+    dataset = loading.load(
+        files, **found, task=kind, labels=labels, train_size=train_size, seed=seed, holdout=share, sample=sample
+    )
     return replace(dataset, notes=(*notes, *dataset.notes)), follows
 
 
@@ -114,16 +117,16 @@ def _files(task: NamedTask, place: Place) -> Files:
     return Files(place.files["train"], place.files.get("dev"), place.files.get("test"), more)
 
 
-def _columns(task: NamedTask, file: Path, given: Mapping[str, str | None]) -> dict[str, str | None]:
+def _columns(task: NamedTask, sample: Sample, given: Mapping[str, str | None]) -> dict[str, str | None]:
     """The task's columns as this file calls them; what the user names wins."""
-    there = column_names(file)
+    there = sample.names
     found: dict[str, str | None] = {}
     for role, names in task.columns.items():
         name = given.get(role) or next((name for name in names if name in there), None)
         if name is None:
             option = f"--{role.replace('_', '-')}"
             raise DataError(
-                f"{file} has no column for the {role.replace('_', ' ')} of {task.name} ({', '.join(names)}); "
+                f"{sample.path} has no column for the {role.replace('_', ' ')} of {task.name} ({', '.join(names)}); "
                 f"pass {option} with one of: {', '.join(there)}"
             )
         found[role] = name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 from ..arrays import Array
 from ..bank.bank import Bank, lane_of_delta, outputs
 from ..data import loading, sources
+from ..data.columns import Sample
 from ..data.examples import Columns
 from ..delta.delta import Delta
 from ..errors import DataError, DeltaError, ModelError, UsageError
@@ -73,27 +74,32 @@ class Predictor:
         if named is not None and named.kind != self.task.kind:
             raise DataError(f"{named.name} is a task of {named.kind}, and the delta is for {self.task.kind}")
         by_number = named is not None or self.delta.meta.get("name") is not None
-        columns = replace(self.columns_in(path, True, **given), numbered=by_number)
-        examples, notes = loading.load_labelled(path, columns, self.task.kind, self.task.labels)
+        sample = Sample.of(path)
+        columns = replace(self.columns_in(sample, True, **given), numbered=by_number)
+        examples, notes = loading.load_labelled(sample, columns, self.task.kind, self.task.labels)
         took = f"{path}: the text is column {columns.text!r}, the label is column {columns.label!r}."
         encoded = self.task.encode(self._encoder, examples)
         predictions = self.task.predictions(self.outputs(encoded), encoded, examples)
         remarks = self.task.remarks(self._encoder, encoded, examples)
         return len(examples), self.task.scores(predictions, examples), (*taken, took, *notes, *remarks)
 
-    def columns_in(self, path: str | Path, labelled: bool = False, **given: str | None) -> Columns:
+    def columns_in(self, source: str | Path | Sample, labelled: bool = False, **given: str | None) -> Columns:
         """The file's columns: those given, else those of the training file if it has them, else found anew."""
-        self._require_kind(path)
-        wanted = {"text": self.columns.text, "text_pair": self.columns.text_pair}
-        wanted |= {"label": self.columns.label} if labelled else {}
-        named = {name: column for name, column in given.items() if column is not None}
-        try:
-            found = self._find_columns(path, wanted | named)
-        except DataError:
-            found = self._columns_as_far(path, wanted, named)
+        sample = Sample.of(source)
+        self._require_kind(sample.path)
+        named = {role: column for role, column in given.items() if column is not None}
+        trained = {"text": self.columns.text, "text_pair": self.columns.text_pair}
+        if labelled:
+            trained["label"] = self.columns.label
+        for role, column in trained.items():
+            if column is None or role in named or column in named.values():
+                continue
+            if loading.has_column(sample, column):
+                named[role] = column
+        found = loading.find_columns_of(self.task.kind, sample, **named)
         if (found.text_pair is None) != (self.columns.text_pair is None):
             need = "two text columns" if self.columns.text_pair else "one text column"
-            raise DataError(f"{path}: the delta was trained on {need}; this file has other columns")
+            raise DataError(f"{sample.path}: the delta was trained on {need}; this file has other columns")
         return found
 
     def _require_kind(self, path: str | Path) -> None:
@@ -102,23 +108,10 @@ class Predictor:
         if held is not None and held != self.task.kind:
             raise DataError(f"{path} is a file for {held}, and the delta is for {self.task.kind}; give it another file")
 
-    def _columns_as_far(self, path: str | Path, wanted: dict[str, str | None], named: dict[str, str]) -> Columns:
-        """Not all columns of training are there: those that are, and the rest found anew."""
-        for name, column in wanted.items():
-            try:
-                self._find_columns(path, {**named, name: column})
-            except DataError:
-                continue
-            if column is not None:
-                named.setdefault(name, column)
-        return self._find_columns(path, named)
-
-    def _find_columns(self, path: str | Path, given: Mapping[str, str | None]) -> Columns:
-        return loading.find_columns_of(self.task.kind, path, **given)
-
     def texts_in(self, path: str | Path, **given: str | None) -> Iterator[Text]:
         """The texts, or pairs, of a file as a stream."""
-        for _, text, pair in loading.stream_texts(path, self.columns_in(path, False, **given), self.task.kind):
+        sample = Sample.of(path)
+        for _, text, pair in loading.stream_texts(sample, self.columns_in(sample, False, **given), self.task.kind):
             yield text if pair is None else (text, pair)
 
     def texts_of(self, words: Sequence[str]) -> list[Text]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...errors import DataError
-from ..columns import check_given, column_names
+from ..columns import Sample
 from ..examples import Answer, Columns, Examples, Table
 from ..formats import Row, StrPath, fault, rows
 
@@ -14,16 +14,17 @@ QUESTION, CONTEXT, ANSWERS = ("question", "query"), ("context", "passage", "docu
 
 
 def find_columns(
-    path: StrPath, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
+    sample: Sample, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
 ) -> Columns:
-    """The columns of question, context and answers: those asked for, else by well-known names."""
-    names = column_names(path)
-    check_given(path, (text, text_pair, label), names)
+    """The columns of question, context and answers: the given ones, else those with well-known names."""
+    names = sample.names
+    sample.check((text, text_pair, label))
     question = text or _first(QUESTION, names)
     context = text_pair or _first(CONTEXT, names)
     if question is None or context is None:
         option = "--text with the question" if question is None else "--text-pair with the context"
-        raise DataError(f"{path}: cannot tell question and context; pass {option}, one of: {', '.join(names[:20])}.")
+        known = ", ".join(names[:20])
+        raise DataError(f"{sample.path}: cannot tell question and context; pass {option}, one of: {known}.")
     return Columns(question, context, label or _first(ANSWERS, names))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...errors import DataError, suggest
-from ..columns import check_given, column_names
+from ..columns import Sample
 from ..examples import Columns, Examples, Table, skipped
 from ..formats import Row, StrPath, extension, fault, rows
 
@@ -17,16 +17,17 @@ UNTAGGED = -1
 
 
 def find_columns(
-    path: StrPath, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
+    sample: Sample, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
 ) -> Columns:
-    """The columns of the words and of their tags: those asked for, else by well-known names."""
+    """The columns of the words and of their tags: the given ones, else those with well-known names."""
     if text_pair is not None:
         raise DataError(f"--text-pair {text_pair}: tagging takes one column of words")
-    names = column_names(path)
-    check_given(path, (text, label), names)
+    names = sample.names
+    sample.check((text, label))
     words = text or next((name for name in WORDS if name in names), None)
     if words is None:
-        raise DataError(f"{path}: cannot tell which column holds the words; pass --text with one of: {_some(names)}.")
+        known = _some(names)
+        raise DataError(f"{sample.path}: cannot tell which column holds the words; pass --text with one of: {known}.")
     return Columns(words, None, label or next((name for name in TAGS if name in names and name != words), None))
 
 
