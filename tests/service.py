@@ -16,7 +16,7 @@ pytest.importorskip("fastapi", reason="needs the serve extra")
 
 from bitfit.serve.app import make_app
 from bitfit.serve.client import Client
-from bitfit.serve.repository import Folder
+from bitfit.serve.repository import Repository
 from bitfit.serve.run import _listen, _Server
 from bitfit.serve.service import Service
 from bitfit.serve.settings import Settings, Token, Tokens
@@ -57,7 +57,7 @@ def started(base: Any, folder: Path, tokens: Tokens | None = None, **settings: A
     import uvicorn
 
     chosen = Settings(**{"port": 0, "workers": 2, "watch": 0.05, "drain": 0.0, **settings})
-    service = Service(base, Folder(folder, base.fingerprint), chosen)
+    service = Service(base, Repository(folder, base.fingerprint), chosen)
     listening = _listen(chosen)
     app = make_app(service, tokens or Tokens(change=Token(CHANGE)))
     server = _Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"), service)

@@ -98,7 +98,7 @@ def test_errors_are_told_not_swallowed(page, live, tmp_path):
     page.fill("#search", "")
     page.get_by_text("2 tasks").wait_for()
     (live.folder / "first.safetensors").unlink()
-    until(lambda: "first" not in live.service.folder.entries)
+    until(lambda: "first" not in live.service.repository.entries)
     page.fill("#text", "good film")
     page.get_by_role("button", name="Predict").click()
     page.get_by_text("first: no such task").wait_for()

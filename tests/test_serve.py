@@ -23,9 +23,9 @@ from support import delta_of
 
 pytest.importorskip("fastapi", reason="needs the serve extra")
 
-from bitfit.serve.client import ServiceError
-from bitfit.serve.queue import Batcher
-from bitfit.serve.repository import Folder
+from bitfit.errors import ServiceError
+from bitfit.serve.queue import Queue
+from bitfit.serve.repository import Repository
 from bitfit.serve.service import Service
 from bitfit.serve.settings import Settings, Token, Tokens
 from service import ASK, CHANGE, TEXTS, Live, numbers, started, until
@@ -48,7 +48,7 @@ def serve(base: Any, tmp_path: Path) -> Iterator[Any]:
     yield start
     for live in running:
         live.server.should_exit = True
-        until(lambda live=live: not live.service.batcher._threads or not live.service.batcher._threads[0].is_alive())
+        until(lambda live=live: not live.service.queue._threads or not live.service.queue._threads[0].is_alive())
 
 
 def asked(name: str, number: int) -> tuple[dict[str, Any], Any]:
@@ -202,7 +202,7 @@ def test_a_hostile_delta_is_refused_and_nothing_is_written(serve, base, bases, t
     for what, body in bad.items():
         status, _, text = live.call("PUT", "/v1/tasks/x", body, Authorization=f"Bearer {CHANGE}")
         assert status == 422, (what, status, text)
-    assert not list(tmp_path.iterdir()) and not live.service.folder.entries
+    assert not list(tmp_path.iterdir()) and not live.service.repository.entries
 
 
 def test_an_upload_over_the_limit_is_refused_while_it_comes(serve):
@@ -270,7 +270,7 @@ def test_pages_and_answers_carry_strict_headers(shared_live):
 def test_files_appear_change_and_go_without_a_restart(serve, base, tmp_path):
     live = serve()
     delta_of(base, 0).save(tmp_path / "new.safetensors")
-    until(lambda: "new" in live.service.folder.entries)
+    until(lambda: "new" in live.service.repository.entries)
     first = live.client.predict("new", ["good"])[0]["version"]
     delta_of(base, 1).save(tmp_path / "new.safetensors")
     until(lambda: live.client.predict("new", ["good"])[0]["version"] != first)
@@ -285,7 +285,7 @@ def test_a_damaged_file_is_found_out_before_it_answers(serve, base, tmp_path):
     (tmp_path / "x.safetensors").write_bytes(data)
     live = serve()
     assert live.ask({"task": "x", "inputs": ["good"]})[0] == 404
-    assert not live.service.folder.entries
+    assert not live.service.repository.entries
 
 
 def test_links_out_of_the_folder_and_other_files_are_no_tasks(base, tmp_path):
@@ -297,14 +297,14 @@ def test_links_out_of_the_folder_and_other_files_are_no_tasks(base, tmp_path):
     (inside / "alias.safetensors").symlink_to(inside / "real.safetensors")
     (inside / "Upper.safetensors").write_bytes(b"")
     (inside / "folder.safetensors").mkdir()
-    folder = Folder(inside, base.fingerprint)
+    folder = Repository(inside, base.fingerprint)
     folder.scan()
     assert set(folder.entries) == {"real", "alias"}
 
 
 def test_a_file_that_another_replaced_during_a_put_is_noticed(base, tmp_path, monkeypatch):
     ours, theirs = delta_of(base, 0), delta_of(base, 1)
-    folder = Folder(tmp_path, base.fingerprint)
+    folder = Repository(tmp_path, base.fingerprint)
     path = tmp_path / "x.safetensors"
     monkeypatch.setattr("bitfit.files.sync_folder", lambda _: path.write_bytes(theirs.encode()))
     folder.put(folder.verify("x", ours.encode())[0], ours.encode())
@@ -313,7 +313,7 @@ def test_a_file_that_another_replaced_during_a_put_is_noticed(base, tmp_path, mo
 
 
 def test_a_file_with_the_time_and_size_of_the_one_before_is_noticed(base, tmp_path):
-    path, folder = tmp_path / "x.safetensors", Folder(tmp_path, base.fingerprint)
+    path, folder = tmp_path / "x.safetensors", Repository(tmp_path, base.fingerprint)
     first, second = (delta_of(base, k).encode() for k in (0, 1))
     assert len(first) == len(second)
     for data in (first, second):
@@ -325,7 +325,7 @@ def test_a_file_with_the_time_and_size_of_the_one_before_is_noticed(base, tmp_pa
 
 def test_a_look_at_the_folder_does_not_hold_up_loading(base, tmp_path, monkeypatch):
     delta_of(base, 0).save(tmp_path / "x.safetensors")
-    folder = Folder(tmp_path, base.fingerprint)
+    folder = Repository(tmp_path, base.fingerprint)
     folder.scan()
     delta_of(base, 1).save(tmp_path / "y.safetensors")
     loaded = []
@@ -355,7 +355,7 @@ def test_a_link_is_replaced_and_removed_itself_not_what_it_points_to(serve, base
 def test_two_services_on_one_folder_see_each_others_changes(serve, base):
     first, second = serve(), serve()
     version = first.client.put("shared", delta_of(base, 0).encode())["version"]
-    until(lambda: "shared" in second.service.folder.entries)
+    until(lambda: "shared" in second.service.repository.entries)
     assert second.client.predict("shared", ["good"])[0]["version"] == version
     second.client.delete("shared")
     until(lambda: first.ask({"task": "shared", "inputs": ["good"]})[0] == 404)
@@ -387,7 +387,7 @@ def test_requests_in_flight_keep_the_version_they_began_with(serve, base, monkey
     first, _ = in_background(live, [{"task": "x", "inputs": ["bad"]}])
     assert held.reached.wait(30)
     threads, found = in_background(live, [{"task": "x", "inputs": ["good film"]}] * 4)
-    until(lambda: live.service.batcher.waiting == 4)
+    until(lambda: live.service.queue.waiting == 4)
     monkeypatch.setattr(live.service, "_verified", _without_trial(live.service))
     live.client.put("x", delta_of(base, 1).encode())
     live.client.delete("x")
@@ -402,7 +402,7 @@ def _without_trial(service: Service) -> Any:
     from bitfit.serve.cache import Version
 
     def verified(name: str, data: bytes) -> Any:
-        entry, delta = service.folder.verify(name, data)
+        entry, delta = service.repository.verify(name, data)
         return entry, Version(name, entry.version, service.host.admit(delta))
 
     return verified
@@ -416,13 +416,13 @@ def test_a_full_queue_refuses_single_and_batch_requests_alike(serve, tasks, monk
     rest, found = in_background(
         live, [{"task": name, "inputs": ["good"] * 2} for name in ("five", "value", "sparse", "two")]
     )
-    until(lambda: live.service.batcher.waiting >= 7)
+    until(lambda: live.service.queue.waiting >= 7)
     single = live.call("POST", "/v1/predict", {"task": "two", "inputs": ["good"] * 2})
     batch = live.call("POST", "/v1/predict", {"items": [{"task": "two", "text": "a"}] * 6})
     assert single[0] == batch[0] == 429 and int(single[1]["retry-after"]) == int(batch[1]["retry-after"]) == 1
     held.go.set()
     [thread.join() for thread in (*first, *rest)]
-    assert {status for status, _ in (*answered, *found)} <= {200, 429} and live.service.batcher.waiting == 0
+    assert {status for status, _ in (*answered, *found)} <= {200, 429} and live.service.queue.waiting == 0
     assert live.ask({"task": "two", "inputs": ["good"] * 8})[0] == 200
 
 
@@ -430,9 +430,9 @@ def test_a_noisy_task_leaves_room_and_turns_to_others(serve, tasks, monkeypatch)
     live = serve(workers=1, queue=64, batch_tokens=1)
     held = Held(live, monkeypatch)
     order: list[str] = []
-    deliver = live.service.batcher._deliver
+    deliver = live.service.queue._deliver
     monkeypatch.setattr(
-        live.service.batcher,
+        live.service.queue,
         "_deliver",
         lambda batch, found: order.extend(p.task for p in batch) or deliver(batch, found),
     )
@@ -440,20 +440,20 @@ def test_a_noisy_task_leaves_room_and_turns_to_others(serve, tasks, monkeypatch)
     until(lambda: len(found) >= 3)
     assert [status for status, _ in found] == [429] * len(found)  # half of the queue is all one task gets
     quiet, _ = in_background(live, [{"task": "five", "inputs": ["good"]}])
-    until(lambda: "five" in live.service.batcher._lines)
+    until(lambda: "five" in live.service.queue._lines)
     held.go.set()
     [thread.join() for thread in (*noisy, *quiet)]
     assert order.index("five") <= 2
 
 
 def test_a_pass_leaves_the_other_threads_their_part_of_the_queue():
-    batcher = Batcher(None, Settings(workers=2), None, None)
+    queue = Queue(None, Settings(workers=2), None, None)
     for n in range(8):
-        piece = SimpleNamespace(question=SimpleNamespace(task=f"t{n}", waiting=1), tokens=40)
-        batcher._lines[f"t{n}"] = deque([piece])
-        batcher._hold({f"t{n}": 1})
-        batcher._tokens += piece.tokens
-    assert [len(batcher._take()) for _ in range(4)] == [4, 2, 2, 0]  # a half, then what is worth a pass
+        chunk = SimpleNamespace(query=SimpleNamespace(task=f"t{n}", waiting=1), tokens=40)
+        queue._lines[f"t{n}"] = deque([chunk])
+        queue._hold({f"t{n}": 1})
+        queue._tokens += chunk.tokens
+    assert [len(queue._take()) for _ in range(4)] == [4, 2, 2, 0]  # a half, then what is worth a pass
 
 
 def test_a_deadline_gives_504_and_frees_the_queue(serve, tasks, monkeypatch):
@@ -461,7 +461,7 @@ def test_a_deadline_gives_504_and_frees_the_queue(serve, tasks, monkeypatch):
     held = Held(live, monkeypatch)
     bodies = [{"task": "two", "inputs": ["good"] * 3, "deadline_ms": 100}] * 2
     assert [live.ask(body)[0] for body in bodies] == [504, 504]
-    assert live.service.batcher.waiting == 0
+    assert live.service.queue.waiting == 0
     held.go.set()
 
 
@@ -474,18 +474,17 @@ def test_a_client_that_leaves_takes_its_work_along(serve, tasks, monkeypatch):
     line.request(
         "POST", "/v1/predict", json.dumps({"task": "two", "inputs": ["good"] * 9}), {"Content-Type": "application/json"}
     )
-    until(lambda: live.service.batcher.waiting == 9)
+    until(lambda: live.service.queue.waiting == 9)
     line.close()
-    until(lambda: live.service.batcher.waiting == 0)
+    until(lambda: live.service.queue.waiting == 0)
     held.go.set()
     [thread.join() for thread in threads]
 
 
 def test_a_stuck_or_dead_model_thread_is_not_ready(serve, tasks, monkeypatch):
-    from bitfit.serve import queue as batcher
-    from bitfit.serve import service
+    from bitfit.serve import queue, service
 
-    monkeypatch.setattr(batcher, "STUCK", 0.2)
+    monkeypatch.setattr(queue, "STUCK", 0.2)
     monkeypatch.setattr(service, "STUCK", 0.2)
     live = serve(workers=2)
     assert live.call("GET", "/readyz")[0] == 200
@@ -496,7 +495,7 @@ def test_a_stuck_or_dead_model_thread_is_not_ready(serve, tasks, monkeypatch):
     [thread.join() for thread in threads]
     until(lambda: live.call("GET", "/readyz")[0] == 200)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    monkeypatch.setattr(live.service.batcher, "_work", lambda *_: exec("raise SystemError"))
+    monkeypatch.setattr(live.service.queue, "_work", lambda *_: exec("raise SystemError"))
     in_background(live, [{"task": "two", "inputs": ["good"], "deadline_ms": 500}])[0][0].join()
     until(lambda: "died" in str(json.loads(live.call("GET", "/readyz")[2])["trouble"]))
 
@@ -531,8 +530,8 @@ def test_a_client_that_leaves_while_it_sends_is_no_bug(serve, tasks):
         line.sendall(head + b"Content-Length: 100\r\n\r\n{")
         until(lambda: live.service.receiving)
     until(lambda: not live.service.receiving)
-    until(lambda: 'status="499"' in live.service.meters.text().decode())
-    assert 'status="500"' not in live.service.meters.text().decode()
+    until(lambda: 'status="499"' in live.service.metrics.text().decode())
+    assert 'status="500"' not in live.service.metrics.text().decode()
 
 
 def test_a_pass_that_fails_is_one_500_and_the_next_works(serve, tasks, monkeypatch):
@@ -561,11 +560,11 @@ def test_the_longest_unused_tasks_leave_memory_and_come_back(serve, base, tmp_pa
         delta_of(base, i).save(tmp_path / f"t{i}.safetensors")
     live = serve()
     size = live.service.host.admit(delta_of(base, 0)).bytes
-    live.service.shelf.budget = 3 * size
+    live.service.cache.budget = 3 * size
     first = live.client.predict("t0", ["good"])[0]
     for i in (1, 2, 0, 3):
         live.client.predict(f"t{i}", ["good"])
-    assert list(live.service.shelf._versions) == ["t2", "t0", "t3"] and live.service.shelf.bytes == 3 * size
+    assert list(live.service.cache._versions) == ["t2", "t0", "t3"] and live.service.cache.bytes == 3 * size
     assert live.client.predict("t1", ["good"]) and live.client.predict("t0", ["good"])[0] == first
 
 

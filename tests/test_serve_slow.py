@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from bench_serve import Stock, make_tasks, served, throughput
 
-from bitfit.serve.client import Client, ServiceError
+from bitfit.errors import ServiceError
+from bitfit.serve.client import Client
 from bitfit.serve.load import Line, Load, measure
 from service import CHANGE, TEXTS, numbers
 

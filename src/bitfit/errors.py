@@ -9,6 +9,7 @@ BitfitError
 ├── ModelError (4)       a base that cannot be found or loaded
 │   └── DeltaError       a delta that is damaged or belongs to another base
 ├── Diverged (5)         no trial survived
+├── ServiceError (1)     a service that answered with an error status, or did not answer
 └── Interrupted (130)    stopped by the user; what was done can be resumed
 """
 
@@ -64,6 +65,20 @@ class Diverged(BitfitError):
     """No trial survived."""
 
     exit_code = 5
+
+
+class ServiceError(BitfitError):
+    """A service that answered with an error, or not at all.
+
+    `status` is the HTTP status (0: no answer), `field` the part of the request that is wrong, `retry_after` the
+    seconds after which the service asks to be tried again.
+    """
+
+    def __init__(self, status: int, message: str, field: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.field = field
+        self.retry_after = retry_after
 
 
 class Interrupted(BitfitError):

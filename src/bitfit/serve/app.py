@@ -18,9 +18,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from .. import __version__
-from .middleware import Gate
+from .middleware import Middleware
 from .repository import NAME
-from .schemas import Ask, Refusal, parse
+from .schemas import PredictRequest, RequestError, parse
 from .service import Service
 from .settings import Tokens
 
@@ -59,7 +59,7 @@ def make_app(service: Service, tokens: Tokens) -> FastAPI:
         title="bitfit serve", version=__version__, lifespan=life, docs_url=None, redoc_url=None, responses=REFUSALS,
         description="One frozen base, many tasks: each text is answered under the delta of the task it names.",
     )  # fmt: skip
-    app.add_middleware(Gate, settings=service.settings, tokens=tokens, meters=service.meters)
+    app.add_middleware(Middleware, settings=service.settings, tokens=tokens, metrics=service.metrics)
     _add_errors(app)
     _add_asking(app, service)
     _add_changing(app, service)
@@ -68,7 +68,7 @@ def make_app(service: Service, tokens: Tokens) -> FastAPI:
 
 
 def _add_asking(app: FastAPI, service: Service) -> None:
-    schema = Ask.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema = PredictRequest.model_json_schema(ref_template="#/components/schemas/{model}")
     definitions = schema.pop("$defs")
     wanted = {
         "requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(schema, definitions)}}}
@@ -76,9 +76,9 @@ def _add_asking(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/predict", tags=["ask"], openapi_extra=wanted)
     async def predict(request: Request) -> Response:
-        """Ask one task about many texts, or many tasks about a text each; every answer names its version."""
+        """PredictRequest one task about many texts, or many tasks about a text each; every answer names its version."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise Refusal(415, "send JSON with Content-Type: application/json", "Content-Type")
+            raise RequestError(415, "send JSON with Content-Type: application/json", "Content-Type")
         ask = parse(await _body(request, service, service.settings.max_body << 20, service.settings.deadline))
         results = await _while_connected(request, service.predict(ask))
         request.scope["texts"] = len(results)
@@ -91,7 +91,7 @@ def _add_asking(app: FastAPI, service: Service) -> None:
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Response:
         """The tasks, by name."""
-        entries = service.folder.entries.copy()
+        entries = service.repository.entries.copy()
         wanted = search.casefold()
         names = sorted(n for n, entry in entries.items() if not wanted or _mentions(entry.facts, wanted))
         page = [dict(entries[name].facts) for name in names[offset : offset + limit]]
@@ -100,7 +100,7 @@ def _add_asking(app: FastAPI, service: Service) -> None:
     @app.get("/v1/tasks/{name}", tags=["ask"])
     async def task(name: Name) -> Response:
         """One task."""
-        return _json(dict(service.shelf.entry(name, "name").facts))
+        return _json(dict(service.cache.entry(name, "name").facts))
 
 
 def _add_changing(app: FastAPI, service: Service) -> None:
@@ -141,37 +141,43 @@ def _add_watching(app: FastAPI, service: Service) -> None:
     @app.get("/metrics", tags=["watch"])
     async def metrics() -> Response:
         """Counters for Prometheus."""
-        return Response(service.meters.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/v1/stats", tags=["watch"])
     async def stats(request: Request) -> Response:
         """The last minute in numbers, and what the asker may do."""
-        own = {"queue": service.batcher.waiting, "tasks": len(service.folder.entries), "in_memory": len(service.shelf)}
+        own = {
+            "queue": service.queue.waiting,
+            "tasks": len(service.repository.entries),
+            "in_memory": len(service.cache),
+        }
         base = service.host.base.name
-        return _json({**service.meters.minute(), **own, "base": base, "may_change": request.scope["may_change"]})
+        return _json({**service.metrics.minute(), **own, "base": base, "may_change": request.scope["may_change"]})
 
     for path, name in (("/", "page.html"), ("/docs", "docs.html")):
         app.get(path, include_in_schema=False)(_page(name))
 
 
 def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(Refusal)
-    async def refused(request: Request, refusal: Refusal) -> Response:
+    @app.exception_handler(RequestError)
+    async def refused(request: Request, refusal: RequestError) -> Response:
         headers = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
         return _json(refusal.body(), refusal.status, headers)
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
-        return _json(Refusal(error.status_code, str(error.detail)).body(), error.status_code, dict(error.headers or {}))
+        return _json(
+            RequestError(error.status_code, str(error.detail)).body(), error.status_code, dict(error.headers or {})
+        )
 
     @app.exception_handler(RequestValidationError)
     async def wrong(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return _json(Refusal(422, str(first["msg"])[:300], str(first["loc"][-1])).body(), 422)
+        return _json(RequestError(422, str(first["msg"])[:300], str(first["loc"][-1])).body(), 422)
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:
-        return _json(Refusal(500, "this is a bug in bitfit; the log says more").body(), 500)
+        return _json(RequestError(500, "this is a bug in bitfit; the log says more").body(), 500)
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -181,7 +187,7 @@ def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
 
 async def _body(request: Request, service: Service, most: int, seconds: float) -> bytes:
     """The request's body, refused as soon as it is too large or too slow, or all bodies together are too large."""
-    refusal = Refusal(413, f"the request has more than {most >> 20} MB")
+    refusal = RequestError(413, f"the request has more than {most >> 20} MB")
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared[:20]) > most:
         raise refusal
@@ -194,11 +200,11 @@ async def _body(request: Request, service: Service, most: int, seconds: float) -
                 if len(data) > most:
                     raise refusal
                 if service.receiving > RECEIVING:
-                    raise Refusal(429, "too much is being received at once; try again", retry_after=1)
+                    raise RequestError(429, "too much is being received at once; try again", retry_after=1)
     except ClientDisconnect as error:
-        raise Refusal(499, "the client left") from error
+        raise RequestError(499, "the client left") from error
     except TimeoutError as error:
-        raise Refusal(408, f"the request took more than {seconds:g} s to arrive") from error
+        raise RequestError(408, f"the request took more than {seconds:g} s to arrive") from error
     finally:
         service.receiving -= len(data)
     return bytes(data)
@@ -212,7 +218,7 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> 
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise Refusal(499, "the client left")
+        raise RequestError(499, "the client left")
     finally:
         gone.cancel()
         task.cancel()

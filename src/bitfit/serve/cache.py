@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from ..errors import BitfitError
 from ..prediction.host import Host, Resident
-from .metrics import Meters
-from .repository import NAME, Entry, Folder
-from .schemas import Refusal
+from .metrics import Metrics
+from .repository import NAME, Entry, Repository
+from .schemas import RequestError
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,11 +23,11 @@ class Version:
     resident: Resident
 
 
-class Shelf:
+class Cache:
     """The tasks in memory, under a budget. Used by the event loop alone; files are read by the executor."""
 
-    def __init__(self, host: Host, folder: Folder, budget: int, meters: Meters, executor: Executor) -> None:
-        self.host, self.folder, self.budget, self.meters = host, folder, budget, meters
+    def __init__(self, host: Host, repository: Repository, budget: int, metrics: Metrics, executor: Executor) -> None:
+        self.host, self.repository, self.budget, self.metrics = host, repository, budget, metrics
         self._executor = executor
         self._versions: OrderedDict[str, Version] = OrderedDict()
         self._loading: dict[tuple[str, str], asyncio.Task[Version]] = {}
@@ -39,12 +39,12 @@ class Shelf:
     def entry(self, name: str, field: str | None = None) -> Entry:
         """A task as the folder shows it; a refusal if there is none."""
         if not NAME.fullmatch(name):
-            raise Refusal(422, f"a task name must match {NAME.pattern}", field)
-        found = self.folder.entries.get(name)
+            raise RequestError(422, f"a task name must match {NAME.pattern}", field)
+        found = self.repository.entries.get(name)
         if found is None:
-            reason = self.folder.refused.get(name)
+            reason = self.repository.refused.get(name)
             why = f"its file was refused: {reason[1]}" if reason else "no such task"
-            raise Refusal(404, f"{name}: {why}", field)
+            raise RequestError(404, f"{name}: {why}", field)
         return found
 
     async def version(self, name: str, field: str | None = None) -> Version:
@@ -61,7 +61,7 @@ class Shelf:
         try:
             return await asyncio.shield(self._loading[key])
         except BitfitError as error:
-            raise Refusal(404, f"{name}: its file was refused: {error}", field) from error
+            raise RequestError(404, f"{name}: its file was refused: {error}", field) from error
 
     def keep(self, version: Version) -> None:
         """Hold a version in memory as its task's latest, and let others go if there is no more room."""
@@ -70,7 +70,7 @@ class Shelf:
         self.bytes += version.resident.bytes
         while self.bytes > self.budget and len(self._versions) > 1:
             self.drop(next(iter(self._versions)))
-            self.meters.evictions.inc()
+            self.metrics.evictions.inc()
 
     def drop(self, name: str) -> None:
         """Let a task's version go."""
@@ -81,22 +81,22 @@ class Shelf:
     def sweep(self) -> None:
         """Let go of what the folder no longer has."""
         for name, version in list(self._versions.items()):
-            entry = self.folder.entries.get(name)
+            entry = self.repository.entries.get(name)
             if entry is None or entry.version != version.id:
                 self.drop(name)
 
     async def _load(self, name: str) -> Version:
         version = await asyncio.get_running_loop().run_in_executor(self._executor, self._read, name)
-        self.meters.loads.inc()
-        now = self.folder.entries.get(name)
+        self.metrics.loads.inc()
+        now = self.repository.entries.get(name)
         if now is not None and now.version == version.id:
             self.keep(version)
         return version
 
     def _read(self, name: str) -> Version:
-        entry, delta = self.folder.read(name)
+        entry, delta = self.repository.read(name)
         try:
             return Version(name, entry.version, self.host.admit(delta))
         except BitfitError as error:
-            self.folder.refuse(entry, str(error))
+            self.repository.refuse(entry, str(error))
             raise

@@ -10,17 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import BitfitError
+from ..errors import ServiceError
 
 PAGE = 1000
-
-
-class ServiceError(BitfitError):
-    """What a service refused: `status`, `field` (what is to blame) and `retry_after` (seconds) say why."""
-
-    def __init__(self, status: int, message: str, field: str | None = None, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.status, self.field, self.retry_after = status, field, retry_after
 
 
 class Client:

@@ -105,7 +105,7 @@ def read_texts(path: Path | None, column: str | None = None) -> list[str]:
 
 
 def measure(load: Load, texts: Sequence[str], tasks: Sequence[str] | None = None, token: str | None = None) -> Result:
-    """Ask random tasks (of one text, unless they are named) about random texts."""
+    """PredictRequest random tasks (of one text, unless they are named) about random texts."""
     token = token or os.environ.get("BITFIT_TOKEN")
     if tasks is None:
         tasks = [task["name"] for task in Client(load.url, token).tasks() if not task["pairs"]]
@@ -169,7 +169,7 @@ class Line:
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def post(self, path: str, body: Any) -> tuple[int, bytes]:
-        """Ask something."""
+        """PredictRequest something."""
         return await self.call("POST", path, json.dumps(body).encode())
 
     async def call(self, method: str, path: str, data: bytes = b"") -> tuple[int, bytes]:

@@ -18,7 +18,7 @@ WINDOW = 60.0
 LATEST = 20_000  # requests remembered of the last minute
 
 
-class Meters:
+class Metrics:
     """Counters without a label that a client could choose: neither tasks nor unknown paths are labels."""
 
     def __init__(self) -> None:

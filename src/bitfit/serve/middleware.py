@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from .logs import log
-from .metrics import Meters
-from .schemas import Refusal
+from .metrics import Metrics
+from .schemas import RequestError
 from .settings import Settings, Tokens, is_loopback
 
 Scope = MutableMapping[str, Any]
@@ -32,11 +32,11 @@ HEADERS = {
 }
 
 
-class Gate:
+class Middleware:
     """Stands before the routes."""
 
-    def __init__(self, app: App, settings: Settings, tokens: Tokens, meters: Meters) -> None:
-        self.app, self.settings, self.tokens, self.meters = app, settings, tokens, meters
+    def __init__(self, app: App, settings: Settings, tokens: Tokens, metrics: Metrics) -> None:
+        self.app, self.settings, self.tokens, self.metrics = app, settings, tokens, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it here."""
@@ -54,7 +54,7 @@ class Gate:
 
         try:
             self._admit(scope)
-        except Refusal as refusal:
+        except RequestError as refusal:
             await _refuse(refusal, answer)
         else:
             await self.app(scope, receive, answer)
@@ -70,10 +70,12 @@ class Gate:
         changing = scope["method"] not in ("GET", "HEAD", "POST")
         if changing and not scope["may_change"]:
             if self.tokens.change is None:
-                raise Refusal(403, "this service was started without BITFIT_CHANGE_TOKEN: its tasks cannot be changed")
-            raise Refusal(401, "changes need the change token: Authorization: Bearer ...")
+                raise RequestError(
+                    403, "this service was started without BITFIT_CHANGE_TOKEN: its tasks cannot be changed"
+                )
+            raise RequestError(401, "changes need the change token: Authorization: Bearer ...")
         if scope["path"] not in OPEN and not (scope["may_change"] or self._may_ask(headers)):
-            raise Refusal(401, "a token is needed: Authorization: Bearer ...")
+            raise RequestError(401, "a token is needed: Authorization: Bearer ...")
 
     def _may_ask(self, headers: dict[bytes, bytes]) -> bool:
         return self.tokens.ask is None or self.tokens.ask.matches(_bearer(headers))
@@ -85,7 +87,7 @@ class Gate:
         path = getattr(scope.get("route"), "path", "other")
         method = scope["method"] if scope["method"] in METHODS else "other"
         texts = scope.get("texts", 0)
-        self.meters.answered(path, method, status, took, texts)
+        self.metrics.answered(path, method, status, took, texts)
         log("info", "request", method=method, route=path, status=status, ms=round(took * 1e3, 1), texts=texts)
 
 
@@ -97,7 +99,7 @@ def _bearer(headers: dict[bytes, bytes]) -> bytes:
 def _check_host(given: str) -> None:
     host = given.rpartition(":")[0] if given.rpartition(":")[2].isdigit() else given
     if not is_loopback(host.strip("[]")):
-        raise Refusal(421, "without a token this service answers to localhost only", "Host")
+        raise RequestError(421, "without a token this service answers to localhost only", "Host")
 
 
 def _complete(headers: Any) -> list[tuple[bytes, bytes]]:
@@ -105,7 +107,7 @@ def _complete(headers: Any) -> list[tuple[bytes, bytes]]:
     return [*(HEADERS | given).items()]
 
 
-async def _refuse(refusal: Refusal, send: Send) -> None:
+async def _refuse(refusal: RequestError, send: Send) -> None:
     body = json.dumps(refusal.body()).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refusal.status == 401:

@@ -24,8 +24,8 @@ from ..arrays import Array
 from ..model.rows import Rows
 from ..prediction.host import Host, Reading, Resident
 from .logs import log
-from .metrics import Meters
-from .schemas import Refusal
+from .metrics import Metrics
+from .schemas import RequestError
 from .settings import Settings
 from .workers import Closable, Outputs, Worker, can_fork
 
@@ -49,7 +49,7 @@ class Job:
 
 
 @dataclass(eq=False)
-class Question:
+class Query:
     """One text of a request, in a place of the queue."""
 
     job: Job
@@ -57,12 +57,12 @@ class Question:
     task: str
     resident: Resident
     reading: Reading
-    outputs: list[Array | None]  # of each piece
-    waiting: int  # pieces that no thread has taken
+    outputs: list[Array | None]  # of each chunk
+    waiting: int  # chunks that no thread has taken
     since: float = field(default_factory=time.monotonic)
 
     def answer(self) -> Answer:
-        """What the outputs of all its pieces mean."""
+        """What the outputs of all its chunks mean."""
         parts = [part for part in self.outputs if part is not None]
         return answered(self.resident, self.reading, np.concatenate(parts))
 
@@ -80,10 +80,10 @@ def answered(resident: Resident, reading: Reading, numbers: Array) -> Answer:
 
 
 @dataclass(eq=False)
-class Piece:
+class Chunk:
     """Some token rows of a text, few enough for one pass: a long text takes turns with others, too."""
 
-    question: Question
+    query: Query
     number: int
     rows: Rows
 
@@ -93,12 +93,12 @@ class Piece:
         return len(self.rows.ids)
 
 
-class Batcher:
+class Queue:
     """A queue with a limit, and the threads that work it off."""
 
-    def __init__(self, host: Host, settings: Settings, meters: Meters, log: Callable[..., None]) -> None:
-        self.host, self.settings, self.meters, self.log = host, settings, meters, log
-        self._lines: OrderedDict[str, deque[Piece]] = OrderedDict()
+    def __init__(self, host: Host, settings: Settings, metrics: Metrics, log: Callable[..., None]) -> None:
+        self.host, self.settings, self.metrics, self.log = host, settings, metrics, log
+        self._lines: OrderedDict[str, deque[Chunk]] = OrderedDict()
         self._probes: deque[Callable[[Outputs], None]] = deque()
         self._held: Counter[str] = Counter()  # texts of each task that are promised a place and not yet taken
         self._waiting = self._tokens = 0
@@ -163,7 +163,7 @@ class Batcher:
         with self._more:
             free = self.settings.queue - self._waiting
             if promised.total() > free or any(self._held[task] + more > free for task, more in promised.items()):
-                raise Refusal(429, "the queue is full; try again", retry_after=1)
+                raise RequestError(429, "the queue is full; try again", retry_after=1)
             self._hold(promised)
         try:
             yield promised
@@ -174,27 +174,27 @@ class Batcher:
     async def ask(self, texts: Sequence[tuple[str, Resident, Reading]], promised: Counter[str]) -> list[Answer]:
         """The answers to texts, in order; whoever cancels this takes what still waits out of the queue."""
         job = Job(asyncio.get_running_loop().create_future(), [{}] * len(texts), len(texts))
-        pieces = [piece for i, text in enumerate(texts) for piece in self._pieces(job, i, *text)]
+        chunks = [chunk for i, text in enumerate(texts) for chunk in self._chunks(job, i, *text)]
         with self._more:
             if self._stopping or not any(thread.is_alive() for thread in self._threads):
-                raise Refusal(503, "the service is shutting down", retry_after=1)
-            promised.clear()  # from here on the places are the questions'
-            for piece in pieces:
-                self._lines.setdefault(piece.question.task, deque()).append(piece)
-                self._tokens += piece.tokens
-            self._more.notify(len(pieces))
+                raise RequestError(503, "the service is shutting down", retry_after=1)
+            promised.clear()  # from here on the places are the queries'
+            for chunk in chunks:
+                self._lines.setdefault(chunk.query.task, deque()).append(chunk)
+                self._tokens += chunk.tokens
+            self._more.notify(len(chunks))
         try:
             return await job.future
         finally:
             if job.missing:
-                self._drop(pieces)
+                self._drop(chunks)
 
-    def _pieces(self, job: Job, place: int, task: str, resident: Resident, reading: Reading) -> list[Piece]:
+    def _chunks(self, job: Job, place: int, task: str, resident: Resident, reading: Reading) -> list[Chunk]:
         rows = reading.rows
         ends = np.cumsum(rows.lengths) // self.settings.batch_tokens
         parts = [rows] if ends[-1] == 0 else [rows.take(np.flatnonzero(ends == end)) for end in np.unique(ends)]
-        question = Question(job, place, task, resident, reading, [None] * len(parts), len(parts))
-        return [Piece(question, number, part) for number, part in enumerate(parts)]
+        query = Query(job, place, task, resident, reading, [None] * len(parts), len(parts))
+        return [Chunk(query, number, part) for number, part in enumerate(parts)]
 
     async def probe(self, resident: Resident, rows: Rows) -> None:
         """A real pass, ahead of the queue; returns when it is done."""
@@ -221,24 +221,24 @@ class Batcher:
             if not self._held[task]:
                 del self._held[task]
 
-    def _drop(self, pieces: Sequence[Piece]) -> None:
-        job = pieces[0].question.job
+    def _drop(self, chunks: Sequence[Chunk]) -> None:
+        job = chunks[0].query.job
         with self._more:
-            for task in {piece.question.task for piece in pieces} & self._lines.keys():
+            for task in {chunk.query.task for chunk in chunks} & self._lines.keys():
                 line = self._lines[task]
-                self._lines[task] = deque(piece for piece in line if piece.question.job is not job)
-                for piece in line:  # those that no model thread has yet
-                    if piece.question.job is job:
-                        self._left(piece)
+                self._lines[task] = deque(chunk for chunk in line if chunk.query.job is not job)
+                for chunk in line:  # those that no model thread has yet
+                    if chunk.query.job is job:
+                        self._left(chunk)
 
-    def _left(self, piece: Piece) -> None:
-        question = piece.question
-        self._tokens -= piece.tokens
-        question.waiting -= 1
-        if not question.waiting:
-            self._hold({question.task: -1})
-        if not self._lines.get(question.task):
-            self._lines.pop(question.task, None)
+    def _left(self, chunk: Chunk) -> None:
+        query = chunk.query
+        self._tokens -= chunk.tokens
+        query.waiting -= 1
+        if not query.waiting:
+            self._hold({query.task: -1})
+        if not self._lines.get(query.task):
+            self._lines.pop(query.task, None)
 
     # ---- what the model threads do ----
 
@@ -253,7 +253,7 @@ class Batcher:
             self.log("error", "a model thread died", error=f"{type(error).__name__}: {error}")
             raise
 
-    def _next(self) -> list[Piece] | Callable[[Outputs], None] | None:
+    def _next(self) -> list[Chunk] | Callable[[Outputs], None] | None:
         """The next probe or batch; None: the service stops and nothing waits."""
         with self._more:
             while True:
@@ -270,26 +270,26 @@ class Batcher:
         return bool(self._probes) or self._stopping or self._tokens >= self.settings.batch_tokens
 
     def _patience(self) -> float:
-        oldest = min((line[0].question.since for line in self._lines.values()), default=0.0)
+        oldest = min((line[0].query.since for line in self._lines.values()), default=0.0)
         return max(0.0, oldest + self.settings.max_wait - time.monotonic())
 
-    def _take(self) -> list[Piece]:
+    def _take(self) -> list[Chunk]:
         # The others get their share, so that what came at once is worked off by all threads, busy as they may be now.
         share = min(self.settings.batch_tokens, max(LEAST, -(-self._tokens // self.settings.threads)))
-        batch: list[Piece] = []
+        batch: list[Chunk] = []
         tokens = 0
         while self._lines and tokens < share:
             task, line = next(iter(self._lines.items()))
             if batch and tokens + line[0].tokens > self.settings.batch_tokens:
                 break
-            piece = line.popleft()
+            chunk = line.popleft()
             self._lines.move_to_end(task)
-            self._left(piece)
-            batch.append(piece)
-            tokens += piece.tokens
+            self._left(chunk)
+            batch.append(chunk)
+            tokens += chunk.tokens
         return batch
 
-    def _work(self, batch: list[Piece] | Callable[[Outputs], None], outputs: Outputs) -> None:
+    def _work(self, batch: list[Chunk] | Callable[[Outputs], None], outputs: Outputs) -> None:
         if callable(batch):
             try:
                 batch(outputs)
@@ -300,39 +300,39 @@ class Batcher:
             return
         began = time.monotonic()
         try:
-            found = outputs([(piece.question.resident, piece.rows) for piece in batch])
+            found = outputs([(chunk.query.resident, chunk.rows) for chunk in batch])
             answers = self._answers(batch, found)
         except Exception as error:
             self.log("error", "a pass failed", error=f"{type(error).__name__}: {error}")
-            self._deliver([piece.question for piece in batch], None)
+            self._deliver([chunk.query for chunk in batch], None)
             return
-        waited, took = began - min(piece.question.since for piece in batch), time.monotonic() - began
-        self.meters.passed(len(batch), sum(piece.tokens for piece in batch), waited, took)
+        waited, took = began - min(chunk.query.since for chunk in batch), time.monotonic() - began
+        self.metrics.passed(len(batch), sum(chunk.tokens for chunk in batch), waited, took)
         if answers:
             self._deliver(list(answers), list(answers.values()))
 
-    def _answers(self, batch: Sequence[Piece], outputs: Sequence[Array]) -> dict[Question, Answer]:
-        """The questions that these pieces complete, answered."""
-        with self._more:  # the pieces of one text may be with several threads
+    def _answers(self, batch: Sequence[Chunk], outputs: Sequence[Array]) -> dict[Query, Answer]:
+        """The queries that these chunks complete, answered."""
+        with self._more:  # the chunks of one text may be with several threads
             done = []
-            for piece, numbers in zip(batch, outputs, strict=True):
-                piece.question.outputs[piece.number] = numbers
-                if all(part is not None for part in piece.question.outputs):
-                    done.append(piece.question)
-        return {question: question.answer() for question in done}
+            for chunk, numbers in zip(batch, outputs, strict=True):
+                chunk.query.outputs[chunk.number] = numbers
+                if all(part is not None for part in chunk.query.outputs):
+                    done.append(chunk.query)
+        return {query: query.answer() for query in done}
 
-    def _deliver(self, questions: Sequence[Question], answers: Sequence[Answer] | None) -> None:
+    def _deliver(self, queries: Sequence[Query], answers: Sequence[Answer] | None) -> None:
         def deliver() -> None:
-            for i, question in enumerate(questions):
-                job = question.job
+            for i, query in enumerate(queries):
+                job = query.job
                 if job.over:
                     continue
                 if answers is None:
-                    job.future.set_exception(Refusal(500, "the pass through the base failed"))
+                    job.future.set_exception(RequestError(500, "the pass through the base failed"))
                     continue
-                job.answers[question.place] = answers[i]
+                job.answers[query.place] = answers[i]
                 job.missing -= 1
                 if not job.missing:
                     job.future.set_result(job.answers)
 
-        questions[0].job.future.get_loop().call_soon_threadsafe(deliver)
+        queries[0].job.future.get_loop().call_soon_threadsafe(deliver)

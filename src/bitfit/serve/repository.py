@@ -73,7 +73,7 @@ def version_of(delta: Delta) -> str:
     return str(delta.meta["sha256"])[:16]
 
 
-class Folder:
+class Repository:
     """The tasks in a folder: `NAME.safetensors`. Threads may share it; writing and looking take turns."""
 
     def __init__(self, path: str | Path, fingerprint: str, largest: int = 64 << 20) -> None:

@@ -21,7 +21,7 @@ from ..model.base import Base, load_base
 from ..prediction.predictor import base_of
 from .app import make_app
 from .logs import log, write_to_stderr
-from .repository import SUFFIX, Folder
+from .repository import SUFFIX, Repository
 from .service import Service
 from .settings import Settings, Tokens
 
@@ -40,7 +40,7 @@ class _Server(uvicorn.Server):
         if self.service.stopping:
             super().handle_exit(sig, frame)
             return
-        log("info", "stopping", waiting=self.service.batcher.waiting)
+        log("info", "stopping", waiting=self.service.queue.waiting)
         self.service.stopping = True
         timer = threading.Timer(self.service.settings.drain, super().handle_exit, (sig, frame))
         timer.daemon = True
@@ -51,7 +51,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         host, port = (sockets or [])[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        log("warning", "listening", url=f"http://{shown}:{port}/", tasks=len(self.service.folder.entries))
+        log("warning", "listening", url=f"http://{shown}:{port}/", tasks=len(self.service.repository.entries))
 
 
 def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens) -> None:
@@ -67,19 +67,19 @@ def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens) ->
 
         torch.set_num_threads(1)  # each model thread is one: threads of one product wait for each other, batches do not
         loaded = _base(folder, base)
-        service = Service(loaded, Folder(folder, loaded.fingerprint, settings.max_delta << 20), settings)
+        service = Service(loaded, Repository(folder, loaded.fingerprint, settings.max_delta << 20), settings)
         config: Any = uvicorn.Config(
             make_app(service, tokens), log_config=None, access_log=False, server_header=False, ws="none",
             proxy_headers=False, timeout_keep_alive=30, timeout_graceful_shutdown=GRACE, lifespan="on",
         )  # fmt: skip
         gc.collect()
         gc.freeze()  # what is here stays: a collection that looks through all of torch stops every thread for 0.3 s
-        service.batcher.fork(listening)
+        service.queue.fork(listening)
         try:
             with suppress(KeyboardInterrupt):  # the signal that ended it, raised again by uvicorn
                 _Server(config, service).run(sockets=[listening])
         finally:
-            service.batcher.end()
+            service.queue.end()
         log("warning", "stopped")
 
 

@@ -12,7 +12,7 @@ from ..prediction.host import Text
 MOST_ERRORS = 100
 
 
-class Refusal(Exception):
+class RequestError(Exception):
     """A request that gets no answer: the status, why, and which field is to blame."""
 
     def __init__(self, status: int, message: str, field: str | None = None, retry_after: int | None = None) -> None:
@@ -28,7 +28,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Fields(_Strict):
+class TextInput(_Strict):
     """A text or a pair of texts; a question and its context; or the words of a sentence."""
 
     text: str | None = None
@@ -41,22 +41,22 @@ class Fields(_Strict):
         """What the task takes."""
         given = tuple(k for k in ("text", "text_pair", "question", "context", "words") if getattr(self, k) is not None)
         if given not in (("text",), ("text", "text_pair"), ("question", "context"), ("words",)):
-            raise Refusal(422, "give text, or text and text_pair, or question and context, or words", field)
+            raise RequestError(422, "give text, or text and text_pair, or question and context, or words", field)
         values = [getattr(self, name) for name in given]
         return tuple(values) if len(values) == 2 else values[0]
 
 
-class Item(Fields):
+class Item(TextInput):
     """A text and the task that is asked about it."""
 
     task: str
 
 
-class Ask(_Strict):
+class PredictRequest(_Strict):
     """Texts for one task (`task` and `inputs`), or for any mix of tasks (`items`)."""
 
     task: str | None = Field(None, description="the task asked about all inputs")
-    inputs: list[str | Fields] | None = Field(
+    inputs: list[str | TextInput] | None = Field(
         None, fail_fast=True, description="texts, or objects for pairs and questions"
     )
     items: list[Item] | None = Field(
@@ -79,16 +79,16 @@ class Ask(_Strict):
                 field = f"inputs.{i}"
                 yield self.task, field, given if isinstance(given, str) else given.value(field)
         else:
-            raise Refusal(422, "give task and inputs, or items", "items" if self.items is not None else "task")
+            raise RequestError(422, "give task and inputs, or items", "items" if self.items is not None else "task")
 
 
-def parse(body: bytes) -> Ask:
+def parse(body: bytes) -> PredictRequest:
     """A request from its bytes; what is wrong with it names its field."""
     try:
-        return Ask.model_validate_json(body)
+        return PredictRequest.model_validate_json(body)
     except ValidationError as error:
         if error.error_count() > MOST_ERRORS:  # telling them apart takes longer than finding them
-            raise Refusal(422, f"{error.error_count():,} fields are wrong", "body") from None
+            raise RequestError(422, f"{error.error_count():,} fields are wrong", "body") from None
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = [str(part) for part in first["loc"] if part not in ("str", "Fields")]
-        raise Refusal(422, str(first["msg"])[:300], ".".join(place) or "body") from error
+        place = [str(part) for part in first["loc"] if part not in ("str", "TextInput")]
+        raise RequestError(422, str(first["msg"])[:300], ".".join(place) or "body") from error

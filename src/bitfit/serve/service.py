@@ -12,12 +12,12 @@ from contextlib import asynccontextmanager, suppress
 from ..errors import BitfitError, DeltaError, UsageError, WriteError
 from ..model.base import Base
 from ..prediction.host import Host, Reading, Resident, Text, complaint
-from .cache import Shelf, Version
+from .cache import Cache, Version
 from .logs import log
-from .metrics import Meters
-from .queue import STUCK, Answer, Batcher, answered
-from .repository import Entry, Folder
-from .schemas import Ask, Refusal
+from .metrics import Metrics
+from .queue import STUCK, Answer, Queue, answered
+from .repository import Entry, Repository
+from .schemas import PredictRequest, RequestError
 from .settings import Settings
 
 INLINE = 4000  # characters that are tokenized at once; more are handed to another thread
@@ -35,13 +35,13 @@ Ready = tuple[str, Resident, Reading]
 class Service:
     """One base, the tasks of one folder, and everybody who asks."""
 
-    def __init__(self, base: Base, folder: Folder, settings: Settings) -> None:
-        self.settings, self.folder = settings, folder
-        self.meters = Meters()
+    def __init__(self, base: Base, repository: Repository, settings: Settings) -> None:
+        self.settings, self.repository = settings, repository
+        self.metrics = Metrics()
         self.host = Host(base)
-        self.batcher = Batcher(self.host, settings, self.meters, log)
+        self.queue = Queue(self.host, settings, self.metrics, log)
         self.executor = ThreadPoolExecutor(3, "bitfit-files")  # a look at the folder may hold one of them for long
-        self.shelf = Shelf(self.host, folder, settings.memory << 20, self.meters, self.executor)
+        self.cache = Cache(self.host, repository, settings.memory << 20, self.metrics, self.executor)
         self.stopping = False
         self.asked = 0  # requests being answered
         self.receiving = 0  # bytes of requests that are arriving
@@ -49,34 +49,34 @@ class Service:
         self._plain = self.host.plain()
         self._ready: asyncio.Task[str | None] | None = None
         self._ready_since = 0.0
-        gauge = self.meters.gauge
-        gauge("bitfit_queue_texts", "texts that wait", lambda: self.batcher.waiting)
+        gauge = self.metrics.gauge
+        gauge("bitfit_queue_texts", "texts that wait", lambda: self.queue.waiting)
         gauge("bitfit_requests_in_flight", "requests being answered", lambda: self.asked)
-        gauge("bitfit_tasks", "tasks in the folder", lambda: len(folder.entries))
-        gauge("bitfit_resident_tasks", "tasks in memory", lambda: len(self.shelf))
-        gauge("bitfit_resident_bytes", "bytes of the tasks in memory", lambda: self.shelf.bytes)
+        gauge("bitfit_tasks", "tasks in the folder", lambda: len(repository.entries))
+        gauge("bitfit_resident_tasks", "tasks in memory", lambda: len(self.cache))
+        gauge("bitfit_resident_bytes", "bytes of the tasks in memory", lambda: self.cache.bytes)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start the model threads and watch the folder; at the end everything that was asked is answered first."""
         await self._scan()
-        self.batcher.start()
+        self.queue.start()
         watching = asyncio.create_task(self._watch())
         try:
             yield
         finally:
             self.stopping = True
             watching.cancel()
-            if not await asyncio.to_thread(self.batcher.stop, LAST):
+            if not await asyncio.to_thread(self.queue.stop, LAST):
                 log("error", "a model thread did not end")
             self.executor.shutdown(wait=False, cancel_futures=True)
 
     # ---- asking ----
 
-    async def predict(self, ask: Ask) -> list[Answer]:
+    async def predict(self, ask: PredictRequest) -> list[Answer]:
         """An answer for each text, naming the version of the task that gave it."""
         if self.stopping:
-            raise Refusal(503, "the service is shutting down", retry_after=1)
+            raise RequestError(503, "the service is shutting down", retry_after=1)
         self._check_count(len(ask))
         asked = list(ask.texts())
         self._check_size(asked)
@@ -86,20 +86,20 @@ class Service:
             async with asyncio.timeout(min(limit, self.settings.deadline)):
                 return await self._answers(asked)
         except TimeoutError as error:
-            raise Refusal(504, "the deadline has passed") from error
+            raise RequestError(504, "the deadline has passed") from error
         finally:
             self.asked -= 1
 
     async def _answers(self, asked: list[Asked]) -> list[Answer]:
         for name, field, _ in {task: (task, field, text) for task, field, text in reversed(asked)}.values():
-            self.shelf.entry(name, field)
-        with self.batcher.places(Counter(task for task, _, _ in asked)) as promised:
+            self.cache.entry(name, field)
+        with self.queue.places(Counter(task for task, _, _ in asked)) as promised:
             versions: dict[str, Version] = {}
             for task, field, _ in asked:
                 if task not in versions:
-                    versions[task] = await self.shelf.version(task, field)
+                    versions[task] = await self.cache.version(task, field)
             places, texts = await self._encoded(asked, versions)
-            found = await self.batcher.ask(texts, promised)
+            found = await self.queue.ask(texts, promised)
         answers: list[Answer] = [{}] * len(asked)
         for place, answer in zip(places, found, strict=True):
             version = versions[asked[place][0]]
@@ -117,7 +117,7 @@ class Service:
         for place, (task, field, text) in enumerate(asked):
             resident = versions[task].resident
             if why := complaint(resident.task, text, resident.paired):
-                raise Refusal(422, f"{task}: {why}", field)
+                raise RequestError(422, f"{task}: {why}", field)
             by_task.setdefault(task, []).append(place)
         ready: list[Ready] = []
         for task, own in by_task.items():
@@ -131,19 +131,19 @@ class Service:
         except BitfitError as error:
             if len(asked) > 1:  # one by one, to know which it was
                 return [reading for each in asked for reading in self._read(resident, [each])]
-            raise Refusal(422, str(error), asked[0][1]) from error
+            raise RequestError(422, str(error), asked[0][1]) from error
 
     def _check_count(self, count: int) -> None:
         most = min(self.settings.max_items, self.settings.queue)
         if count > most:
-            raise Refusal(413, f"{count:,} texts in one request; the most is {most:,}")
+            raise RequestError(413, f"{count:,} texts in one request; the most is {most:,}")
 
     def _check_size(self, asked: list[Asked]) -> None:
         if not asked:
-            raise Refusal(422, "nothing was asked: give at least one text", "inputs")
+            raise RequestError(422, "nothing was asked: give at least one text", "inputs")
         for _, field, text in asked:
             if _length(text) > self.settings.max_text:
-                raise Refusal(413, f"a text has more than {self.settings.max_text:,} characters", field)
+                raise RequestError(413, f"a text has more than {self.settings.max_text:,} characters", field)
 
     # ---- changing ----
 
@@ -153,42 +153,42 @@ class Service:
         try:
             entry, version = await loop.run_in_executor(self.executor, self._verified, name, data)
         except BitfitError as error:
-            raise Refusal(422, str(error), "body") from error
+            raise RequestError(422, str(error), "body") from error
         try:
-            before = await loop.run_in_executor(self.executor, self.folder.put, entry, data)
+            before = await loop.run_in_executor(self.executor, self.repository.put, entry, data)
         except UsageError as error:
-            raise Refusal(409, f"{name}: the folder cannot be written to") from error
+            raise RequestError(409, f"{name}: the folder cannot be written to") from error
         except WriteError as error:
-            raise Refusal(507, str(error)) from error
-        self.shelf.keep(version)
+            raise RequestError(507, str(error)) from error
+        self.cache.keep(version)
         log("info", "task put", task=name, version=entry.version)
         return entry, before is None
 
     def uploading(self) -> asyncio.Semaphore:
         """A place for one upload; refused when all are taken."""
         if self.stopping:
-            raise Refusal(503, "the service is shutting down", retry_after=1)
+            raise RequestError(503, "the service is shutting down", retry_after=1)
         if self._uploads.locked():
-            raise Refusal(429, "too many uploads at once; try again", retry_after=1)
+            raise RequestError(429, "too many uploads at once; try again", retry_after=1)
         return self._uploads
 
     async def delete(self, name: str) -> Entry:
         """Remove a task; requests that began before are still answered."""
-        self.shelf.entry(name, "name")
+        self.cache.entry(name, "name")
         try:
-            gone = await asyncio.get_running_loop().run_in_executor(self.executor, self.folder.delete, name)
+            gone = await asyncio.get_running_loop().run_in_executor(self.executor, self.repository.delete, name)
         except DeltaError as error:
-            raise Refusal(409, str(error)) from error
-        self.shelf.drop(name)
+            raise RequestError(409, str(error)) from error
+        self.cache.drop(name)
         if gone is None:
-            raise Refusal(404, f"{name}: no such task", "name")
+            raise RequestError(404, f"{name}: no such task", "name")
         log("info", "task removed", task=name, version=gone.version)
         return gone
 
     def _verified(self, name: str, data: bytes) -> tuple[Entry, Version]:
-        entry, delta = self.folder.verify(name, data)
+        entry, delta = self.repository.verify(name, data)
         resident = self.host.admit(delta)
-        if resident.bytes > self.shelf.budget:
+        if resident.bytes > self.cache.budget:
             raise DeltaError(f"{name}: it needs more memory than the service may use for all tasks")
         reading = self.host.read(resident, [(TRIAL, TRIAL) if resident.paired else TRIAL])[0]
         answer = answered(resident, reading, self.host.outputs([(resident, reading.rows)])[0])
@@ -210,9 +210,9 @@ class Service:
         rows = self.host.read(self._plain, [TRIAL])[0].rows
         with suppress(TimeoutError):
             async with asyncio.timeout(STUCK):
-                await self.batcher.probe(self._plain, rows)
-                return self.batcher.trouble
-        return self.batcher.trouble or "no model thread answers"
+                await self.queue.probe(self._plain, rows)
+                return self.queue.trouble
+        return self.queue.trouble or "no model thread answers"
 
     async def _watch(self) -> None:
         while True:
@@ -226,13 +226,13 @@ class Service:
             await asyncio.sleep(min(LONGEST, 9 * max(0.0, time.monotonic() - began - self.settings.watch)))
 
     async def _scan(self) -> None:
-        change = await asyncio.get_running_loop().run_in_executor(self.executor, self.folder.scan)
-        self.shelf.sweep()
+        change = await asyncio.get_running_loop().run_in_executor(self.executor, self.repository.scan)
+        self.cache.sweep()
         for name, why in (change.refused or {}).items():
             log("warning", "file refused", task=name, reason=why)
         if change.added or change.changed or change.removed:
             counts = {kind: len(getattr(change, kind)) for kind in ("added", "changed", "removed")}
-            log("info", "folder changed", **counts, tasks=len(self.folder.entries))
+            log("info", "folder changed", **counts, tasks=len(self.repository.entries))
 
 
 def _length(text: Text) -> int:
