@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from bitfit.data import formats, loading, sources, splits
 from bitfit.data.columns import find_columns
 from bitfit.data.loading import Columns, Examples, load, load_labelled, rows, stream_texts
+from bitfit.data.readers.texts import class_name
 from bitfit.errors import DataError
 
 SHARED = Path(os.environ.get("BITFIT_SHARED", Path(__file__).parents[2] / "shared")) / "data"
@@ -314,7 +315,7 @@ def test_words_ints_and_bools_are_classes(tmp_path, labels, expected):
     dataset = load(labelled(tmp_path / "f.jsonl", labels * 2))
     assert (dataset.kind, dataset.labels) == ("classification", expected)
     ids = dict(zip(dataset.train.lines + dataset.dev.lines, dataset.train.labels + dataset.dev.labels, strict=True))
-    assert ids[1] == expected.index(loading._class_name(labels[0]))
+    assert ids[1] == expected.index(class_name(labels[0]))
 
 
 @pytest.mark.parametrize("labels", [[5.0, 4.75, 0], ["5", "4.75", "0"], ["1e-3", "2", "3"], [i / 1 for i in range(21)]])

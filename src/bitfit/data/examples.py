@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-Kind = Literal["classification", "regression", "multilabel", "tagging", "answering"]
+Kind = str
+"""The name of a kind of task, such as "classification": a key of data.readers.READERS and of tasks.KINDS."""
 
 
 class Answer(NamedTuple):
@@ -87,9 +88,33 @@ class Dataset:
     more: Mapping[str, Examples] = field(default_factory=dict)
 
 
+def duplicates(examples: Examples, by_pair: bool = False) -> list[list[int]]:
+    """Indices grouped by equal text and second text (or by the second alone), in order of first appearance."""
+    pairs = examples.pairs or examples.texts
+    groups: dict[tuple[Any, str], list[int]] = {}
+    for i, key in enumerate(zip(pairs if by_pair else examples.texts, pairs, strict=True)):
+        groups.setdefault(key, []).append(i)
+    return list(groups.values())
+
+
+def agree(examples: Examples, group: list[int]) -> bool:
+    """Whether these examples have the same label."""
+    return len(group) == 1 or len({examples.labels[i] for i in group}) == 1
+
+
+def conflicts(examples: Examples) -> int:
+    """How many repeated texts have labels that differ."""
+    return sum(not agree(examples, group) for group in duplicates(examples))
+
+
 def skipped(path: Path, what: str, lines: list[int]) -> list[str]:
     """A note on rows that are left out, with the first lines; nothing if there are none."""
-    shown = ", ".join(map(str, lines[:5])) + (", ..." if len(lines) > 5 else "")
+    if not lines:
+        return []
     plural = "" if len(lines) == 1 else "s"
-    note = f"Skipped {len(lines):,} row{plural} of {path.name} with {what} (line{plural} {shown})."
-    return [note] if lines else []
+    return [f"Skipped {len(lines):,} row{plural} of {path.name} with {what} (line{plural} {shortened(lines)})."]
+
+
+def shortened(items: Sequence[object]) -> str:
+    """The first five of a list, comma-separated."""
+    return ", ".join(map(str, items[:5])) + (", ..." if len(items) > 5 else "")

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from ..errors import UsageError, suggest
 from .examples import Kind
 from .loading import ROLES
+from .readers import READERS
 
 BUILT_IN = Path(__file__).with_name("named.toml")
 PARTIAL = ("train_sample", "heldout_sample")
@@ -113,8 +114,8 @@ def _task(where: str, name: str, table: object) -> NamedTask:
 
 
 def _check(where: str, table: dict[str, Any]) -> None:
-    if table["kind"] not in get_args(Kind):
-        raise UsageError(f'{where}: no kind "{table["kind"]}".{suggest(table["kind"], get_args(Kind))}')
+    if table["kind"] not in READERS:
+        raise UsageError(f'{where}: no kind "{table["kind"]}".{suggest(table["kind"], READERS)}')
     for role in ("text", "label"):
         if not table["columns"].get(role):
             raise UsageError(f"{where}: columns lacks {role}")

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 from ..errors import DataError, UsageError, suggest
 from . import loading, named
@@ -20,6 +20,7 @@ from .columns import Sample
 from .examples import Dataset, Files, Kind
 from .formats import StrPath
 from .named import NamedTask
+from .readers import READERS
 
 HOLDOUT_SHARE = 0.2
 
@@ -49,14 +50,14 @@ def named_task(name: str) -> NamedTask:
         return named.only_task(Path(name))
     task = named.find(name)
     if task is None:
-        raise UsageError(f'no task "{name}".{suggest(name, [*named.known(), *get_args(Kind)])}')
+        raise UsageError(f'no task "{name}".{suggest(name, [*named.known(), *READERS])}')
     return task
 
 
 def kind_or_task(name: str | None) -> tuple[Kind | None, NamedTask | None]:
     """What --task means: a kind, or a named task."""
-    if name is None or name in get_args(Kind):
-        return cast("Kind | None", name), None
+    if name is None or name in READERS:
+        return name, None
     return None, named_task(name)
 
 

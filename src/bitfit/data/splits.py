@@ -7,47 +7,31 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import chain, islice
-from typing import Any
 
 from ..errors import DataError
-from .examples import Examples, Kind
+from .examples import Examples, Kind, agree, duplicates
+from .readers import reader_of
+from .readers.reader import Reader
 
 DEV_SHARE, DEV_MOST = 0.1, 2000
 
 
-def _strata(examples: Examples, kind: Kind) -> list[int]:
-    return [int(label) for label in examples.labels] if kind == "classification" else [0] * len(examples)
-
-
-def _duplicates(examples: Examples, by_pair: bool = False) -> list[list[int]]:
-    """Indices grouped by equal text and pair (or by equal pair alone), in order of first appearance."""
-    pairs = examples.pairs or examples.texts
-    groups: dict[tuple[Any, str], list[int]] = {}
-    for i, key in enumerate(zip(pairs if by_pair else examples.texts, pairs, strict=True)):
-        groups.setdefault(key, []).append(i)
-    return list(groups.values())
-
-
-def _agrees(examples: Examples, group: list[int]) -> bool:
-    """Whether equal texts have equal labels."""
-    return len(group) == 1 or len({examples.labels[i] for i in group}) == 1
-
-
-def conflicts(examples: Examples) -> int:
-    """How many repeated texts have labels that differ."""
-    return sum(not _agrees(examples, group) for group in _duplicates(examples))
+def _strata(examples: Examples, reader: Reader) -> list[int]:
+    """The class of each example; one stratum for all where there are no classes."""
+    return [int(label) for label in examples.labels] if reader.by_class else [0] * len(examples)
 
 
 def split(examples: Examples, kind: Kind, seed: int, share: float | None = None) -> tuple[list[int], list[int]]:
     """Indices of train and dev: this share (10%, at most about 2,000) of every class, equal texts on one side.
 
     A text with conflicting labels stays in train, so that every class keeps an example there and dev is clean.
-    Questions on one context stay together.
+    Kinds that say so (questions on one context) keep equal second texts together.
     """
-    strata = _strata(examples, kind)
+    reader = reader_of(kind)
+    strata = _strata(examples, reader)
     groups: defaultdict[int, list[list[int]]] = defaultdict(list)
-    for group in _duplicates(examples, kind == "answering"):
-        if kind == "answering" or _agrees(examples, group):
+    for group in duplicates(examples, reader.by_pair):
+        if reader.by_pair or agree(examples, group):
             groups[strata[group[0]]].append(group)
     share = share or min(DEV_SHARE, DEV_MOST / max(1, len(examples)))
     rng = random.Random(f"split {seed}")
@@ -72,7 +56,7 @@ def subset(examples: Examples, kind: Kind, size: int, seed: int) -> list[int]:
     if not 1 <= size <= len(examples):
         raise DataError(f"Train size {size:,} is not between 1 and the {len(examples):,} training rows there are.")
     members: defaultdict[int, list[int]] = defaultdict(list)
-    for i, stratum in enumerate(_strata(examples, kind)):
+    for i, stratum in enumerate(_strata(examples, reader_of(kind))):
         members[stratum].append(i)
     pools = [members[stratum] for stratum in sorted(members)]
     rng = random.Random(f"subset {seed}")

@@ -9,9 +9,9 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from ..data.examples import Kind
+from ..data.readers import BUILT_IN
 from ..errors import UsageError, suggest
 from ..model.anatomy import HEADS
 
@@ -100,7 +100,7 @@ class Plan:
     metric: str | None = _option(None, "what picks the best checkpoint and trial (accuracy; spearman for numbers)")
     prefix_dropout: bool = _option(False, "dropout below the lowest trained layer too; slower", bool)
     dropout: str = _option("on", "first-tenth: only in the first tenth of each epoch", choices=DROPOUTS)
-    task: str | None = _option(None, f"a named task, or a kind: {', '.join(get_args(Kind))} (what the data tells)")
+    task: str | None = _option(None, f"a named task, or a kind: {', '.join(BUILT_IN)} (what the data tells)")
     text: str | None = _option(None, "text column (found by itself)")
     text_pair: str | None = _option(None, "second text column; a question's context")
     label: str | None = _option(None, "label column; several 0/1 columns, comma-separated, are labels of their own")

@@ -1,18 +1,79 @@
-"""Label cells that hold any number of labels: lists, separated names, or a column of 0 and 1 for each."""
+"""Records -> texts with any number of labels: lists, separated names, or a column of 0 and 1 for each label."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from ...errors import DataError, suggest
-from ..examples import Examples, Table
+from ..columns import LABELS, Sample, bare, find_columns
+from ..examples import Columns, Examples, Table
 from ..formats import fault
+from .texts import TextReader
 
 SEPARATOR = re.compile(r"[|;]")
 ON, OFF = ("1", "1.0", "true", "yes"), ("0", "0.0", "false", "no", "", "none")
+
+
+class LabelSets(TextReader):
+    """Any number of labels at once."""
+
+    kind: ClassVar[str] = "multilabel"
+
+    def looks_like(self, sample: Sample, label: str | None) -> bool:
+        """Whether several label columns are named, or the label column holds lists."""
+        if label is not None and len(self.label_columns(sample, label)) > 1:
+            return True
+        if label is None:
+            label = next((name for name in sample.rows[0].values if bare(name) in LABELS.split()), None)
+        return label is not None and any(isinstance(value, list) for value in sample.column(label))
+
+    def find_columns(
+        self, sample: Sample, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
+    ) -> Columns:
+        """The columns of texts and labels; a label "a,b,c" names several columns of 0 and 1."""
+        several = self.label_columns(sample, label)
+        first = several[0] if several else None
+        found = find_columns(sample, text=text, text_pair=text_pair, label=first)
+        return replace(found, label=label) if len(several) > 1 else found
+
+    def label_columns(self, sample: Sample, label: str | None) -> tuple[str, ...]:
+        """The column, or the columns that "a,b,c" names."""
+        if label is None or label in sample.names or "," not in label:
+            return super().label_columns(sample, label)
+        several = tuple(part.strip() for part in label.split(","))
+        for name in several:
+            if name not in sample.names:
+                raise DataError(f'{sample.path} has no column "{name}".{suggest(name, sample.names)}')
+        return several
+
+    def label_of(self, path: Path, line: int, values: dict[str, object], names: Sequence[str]) -> object | None:
+        """The labels of a record; an empty cell has none, which is a label set too, but a missing one is unlabelled."""
+        if len(names) > 1:
+            return _chosen_columns(path, line, values, names)
+        cell = values.get(names[0]) if names else None
+        return None if cell is None else label_set(path, line, cell)
+
+    def label_names(self, table: Table) -> tuple[str, ...]:
+        """All labels, sorted."""
+        found = {name for labels in table.labels for name in labels}
+        if not found:
+            raise DataError(f"{table.path}: no row has a label; there is nothing to learn.")
+        return tuple(sorted(found))
+
+    def examples(self, table: Table, labels: Sequence[str], numbered: bool = False) -> Examples:
+        """The texts with the numbers of their labels."""
+        index = {name: number for number, name in enumerate(labels)}
+        sets = []
+        for line, names in zip(table.lines, table.labels, strict=True):
+            for name in names:
+                if name not in index:
+                    raise fault(table.path, line, f'label "{name}" is not in the training data.{suggest(name, labels)}')
+            sets.append(tuple(sorted(index[name] for name in names)))
+        return Examples(table.texts, table.pairs, sets, table.lines)
 
 
 def label_set(path: Path, line: int, cell: object) -> tuple[str, ...]:
@@ -20,32 +81,17 @@ def label_set(path: Path, line: int, cell: object) -> tuple[str, ...]:
     parts = cell if isinstance(cell, list | tuple) else SEPARATOR.split(str(cell))
     if not all(isinstance(part, str | int) for part in parts):
         raise fault(path, line, "a list of labels holds something that is neither a text nor a whole number.")
-    return tuple(dict.fromkeys(name for part in parts if (name := str(part).strip())))
+    names = (str(part).strip() for part in parts)
+    return tuple(dict.fromkeys(name for name in names if name))
 
 
-def chosen_columns(path: Path, line: int, values: dict[str, Any], names: Sequence[str]) -> tuple[str, ...]:
+def _chosen_columns(path: Path, line: int, values: dict[str, object], names: Sequence[str]) -> tuple[str, ...]:
     """The columns that hold a 1."""
-    cells = {name: str(values.get(name)).strip().lower() for name in names}
-    for name, cell in cells.items():
+    chosen = []
+    for name in names:
+        cell = str(values.get(name)).strip().lower()
         if cell not in ON + OFF:
             raise fault(path, line, f'column "{name}" holds "{values.get(name)}", which is neither 0 nor 1.')
-    return tuple(name for name, cell in cells.items() if cell in ON)
-
-
-def names(table: Table) -> tuple[str, ...]:
-    """All labels, sorted."""
-    found = sorted({name for labels in table.labels for name in labels})
-    if not found:
-        raise DataError(f"{table.path}: no row has a label; there is nothing to learn.")
-    return tuple(found)
-
-
-def examples(table: Table, labels: Sequence[str]) -> Examples:
-    """The texts with the numbers of their labels."""
-    index = {name: number for number, name in enumerate(labels)}
-    for line, own in zip(table.lines, table.labels, strict=True):
-        for name in own:
-            if name not in index:
-                raise fault(table.path, line, f'label "{name}" is not in the training data.{suggest(name, labels)}')
-    numbered = [tuple(sorted(index[name] for name in own)) for own in table.labels]
-    return Examples(table.texts, table.pairs, numbered, table.lines)
+        if cell in ON:
+            chosen.append(name)
+    return tuple(chosen)

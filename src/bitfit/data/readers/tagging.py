@@ -5,82 +5,96 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from ...errors import DataError, suggest
 from ..columns import Sample
 from ..examples import Columns, Examples, Table, skipped
-from ..formats import Row, StrPath, extension, fault, rows
+from ..formats import extension, fault, rows
+from .reader import Reader, Record
 
 WORDS = ("tokens", "words", "form")
 TAGS = ("tags", "upos", "pos_tags", "ner_tags", "pos", "ner", "labels", "label", "xpos")
 UNTAGGED = -1
 
 
-def find_columns(
-    sample: Sample, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
-) -> Columns:
-    """The columns of the words and of their tags: the given ones, else those with well-known names."""
-    if text_pair is not None:
-        raise DataError(f"--text-pair {text_pair}: tagging takes one column of words")
-    names = sample.names
-    sample.check((text, label))
-    words = text or next((name for name in WORDS if name in names), None)
-    if words is None:
-        known = _some(names)
-        raise DataError(f"{sample.path}: cannot tell which column holds the words; pass --text with one of: {known}.")
-    return Columns(words, None, label or next((name for name in TAGS if name in names and name != words), None))
+class Sentences(Reader):
+    """A list of words and a list of their tags."""
 
+    kind: ClassVar[str] = "tagging"
+    formats: ClassVar[tuple[str, ...]] = (".conllu",)
 
-def looks_tagged(sample: Sequence[Row]) -> bool:
-    """Whether records hold a list of words and, in another column, a list as long."""
-    for row in sample:
-        words = next((row.values[name] for name in WORDS if name in row.values), None)
-        tags = next((row.values[name] for name in TAGS if name in row.values), None)
-        if not isinstance(words, list) or not isinstance(tags, list):
-            return False
-    return bool(sample)
+    def looks_like(self, sample: Sample, label: str | None) -> bool:
+        """Whether every record holds a list of words and a list of tags."""
+        for row in sample.rows:
+            words = row.values.get(_first(WORDS, row.values) or "")
+            tags = row.values.get(_first(TAGS, row.values) or "")
+            if not isinstance(words, list) or not isinstance(tags, list):
+                return False
+        return bool(sample.rows)
 
+    def find_columns(
+        self, sample: Sample, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
+    ) -> Columns:
+        """The columns of the words and of their tags: the given ones, else those with well-known names."""
+        if text_pair is not None:
+            raise DataError(f"--text-pair {text_pair}: tagging takes one column of words")
+        names = sample.names
+        sample.check((text, label))
+        words = text or _first(WORDS, names)
+        if words is None:
+            known = ", ".join(names[:20])
+            raise DataError(f"{sample.path}: cannot tell which column holds the words; pass --text with one of: {known}.")
+        tags = label or _first(TAGS, [name for name in names if name != words])
+        return Columns(words, None, tags)
 
-def read(path: Path, columns: Columns) -> Table:
-    """All sentences with a word in them; a tag that is missing is None."""
-    kept = [(line, *_tagged(path, line, values, columns)) for line, values in rows(path)]
-    notes = skipped(path, "no word", [line for line, words, _ in kept if not words])
-    bare = sum(tags.count(None) for _, _, tags in kept)
-    if bare:
-        notes.append(f"{bare:,} words of {path.name} have no tag; they are neither learnt from nor scored.")
-    if bare == sum(len(words) for _, words, _ in kept):
-        raise DataError(f'{path} has no tag in column "{columns.label}". {" ".join(notes)}')
-    lines, texts, labels = zip(*(own for own in kept if own[1]), strict=True)
-    return Table(path, list(texts), None, list(labels), list(lines), notes)
+    def read(self, sample: Sample, columns: Columns) -> Table:
+        """All sentences with a word in them; a tag that is missing is None."""
+        path = sample.path
+        kept: list[tuple[int, tuple[str, ...], list[str | None]]] = []
+        empty: list[int] = []
+        untagged = total = 0
+        for line, values in rows(path):
+            words, tags = _tagged(path, line, values, columns)
+            total += len(words)
+            untagged += tags.count(None)
+            if words:
+                kept.append((line, words, tags))
+            else:
+                empty.append(line)
+        notes = skipped(path, "no word", empty)
+        if untagged:
+            notes.append(f"{untagged:,} words of {path.name} have no tag; they are neither learnt from nor scored.")
+        if untagged == total:
+            raise DataError(f'{path} has no tag in column "{columns.label}". {" ".join(notes)}')
+        lines, texts, labels = zip(*kept, strict=True)
+        return Table(path, list(texts), None, list(labels), list(lines), notes)
 
+    def stream(self, path: Path, columns: Columns) -> Iterator[Record]:
+        """Line and words of every record; a text is split into words."""
+        for line, values in rows(path):
+            value = values.get(columns.text)
+            words = split_words(value) if isinstance(value, str) else _words_of(path, line, columns.text, value)
+            yield line, words, None
 
-def _tagged(
-    path: Path, line: int, values: dict[str, object], columns: Columns
-) -> tuple[tuple[str, ...], list[str | None]]:
-    words, tags = words_of(path, line, columns.text, values.get(columns.text)), values.get(columns.label or "")
-    if not isinstance(tags, list):
-        raise fault(path, line, f'column "{columns.label}" holds no list of tags.')
-    if len(tags) != len(words):
-        raise fault(path, line, f"{len(words)} words but {len(tags)} tags; every word needs one.")
-    return words, [_tag(path, tag) for tag in tags]
+    def label_names(self, table: Table) -> tuple[str, ...]:
+        """All tags, sorted."""
+        found = {str(tag) for tags in table.labels for tag in tags if tag is not None}
+        if len(found) == 1:
+            raise DataError(f'{table.path}: every tag is "{found.pop()}"; at least two are needed.')
+        return tuple(sorted(found))
 
-
-def stream(path: StrPath, columns: Columns) -> Iterator[tuple[int, tuple[str, ...], None]]:
-    """Line and words of every record; a text is split into words."""
-    for line, values in rows(path):
-        value = values.get(columns.text)
-        words = split_words(value) if isinstance(value, str) else words_of(Path(path), line, columns.text, value)
-        yield line, words, None
-
-
-def words_of(path: Path, line: int, name: str, value: object) -> tuple[str, ...]:
-    """A cell as words."""
-    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        raise fault(path, line, f'column "{name}" holds no list of words.')
-    blank = [place for place, word in enumerate(value, 1) if not word.strip()]
-    if blank:
-        raise fault(path, line, f"word {blank[0]} is empty.")
-    return tuple(value)
+    def examples(self, table: Table, labels: Sequence[str], numbered: bool = False) -> Examples:
+        """The sentences with the numbers of their tags."""
+        index = {name: number for number, name in enumerate(labels)}
+        sentences = []
+        for line, words, tags in zip(table.lines, table.texts, table.labels, strict=True):
+            for word, tag in zip(words, tags, strict=True):
+                if tag is not None and tag not in index:
+                    what = f'tag "{tag}" of "{word}" is not in the training data.{suggest(tag, labels)}'
+                    raise fault(table.path, line, what)
+            sentences.append(tuple(UNTAGGED if tag is None else index[tag] for tag in tags))
+        return Examples(table.texts, None, sentences, table.lines)
 
 
 def split_words(text: str) -> tuple[str, ...]:
@@ -88,25 +102,29 @@ def split_words(text: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\w+(?:[-'’.]\w+)*|[^\w\s]", text))
 
 
-def names(table: Table) -> tuple[str, ...]:
-    """All tags, sorted."""
-    found = sorted({str(tag) for tags in table.labels for tag in tags if tag is not None})
-    if len(found) == 1:
-        raise DataError(f'{table.path}: every tag is "{found[0]}"; at least two are needed.')
-    return tuple(found)
+def _first(known: Sequence[str], names: Sequence[str] | dict[str, object]) -> str | None:
+    return next((name for name in known if name in names), None)
 
 
-def examples(table: Table, labels: Sequence[str]) -> Examples:
-    """The sentences with the numbers of their tags."""
-    index = {name: number for number, name in enumerate(labels)}
-    numbered = []
-    for line, words, tags in zip(table.lines, table.texts, table.labels, strict=True):
-        for word, tag in zip(words, tags, strict=True):
-            if tag is not None and tag not in index:
-                what = f'tag "{tag}" of "{word}" is not in the training data.{suggest(tag, labels)}'
-                raise fault(table.path, line, what)
-        numbered.append(tuple(UNTAGGED if tag is None else index[tag] for tag in tags))
-    return Examples(table.texts, None, numbered, table.lines)
+def _tagged(
+    path: Path, line: int, values: dict[str, object], columns: Columns
+) -> tuple[tuple[str, ...], list[str | None]]:
+    words = _words_of(path, line, columns.text, values.get(columns.text))
+    tags = values.get(columns.label or "")
+    if not isinstance(tags, list):
+        raise fault(path, line, f'column "{columns.label}" holds no list of tags.')
+    if len(tags) != len(words):
+        raise fault(path, line, f"{len(words)} words but {len(tags)} tags; every word needs one.")
+    return words, [_tag(path, tag) for tag in tags]
+
+
+def _words_of(path: Path, line: int, name: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise fault(path, line, f'column "{name}" holds no list of words.')
+    blank = [number for number, word in enumerate(value, 1) if not word.strip()]
+    if blank:
+        raise fault(path, line, f"word {blank[0]} is empty.")
+    return tuple(value)
 
 
 def _tag(path: Path, value: object) -> str | None:
@@ -114,7 +132,3 @@ def _tag(path: Path, value: object) -> str | None:
     if value is None or (value == "_" and extension(path) == ".conllu") or not str(value).strip():
         return None
     return str(value)
-
-
-def _some(found: list[str]) -> str:
-    return ", ".join(found[:20])

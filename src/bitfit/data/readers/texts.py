@@ -1,0 +1,217 @@
+"""Records -> texts with one label each: a class or a number."""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import ClassVar
+
+from ...errors import DataError, suggest
+from ..columns import MANY_CLASSES, Sample, find_columns, is_missing, number
+from ..examples import Columns, Examples, Table, conflicts, shortened, skipped
+from ..formats import fault, rows
+from .reader import Reader, Record
+
+FEW_FLOATS = 20
+
+
+class TextReader(Reader):
+    """A text, or two, and one cell with the label."""
+
+    def find_columns(
+        self, sample: Sample, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
+    ) -> Columns:
+        """The given columns; the others by well-known names, then by their content."""
+        return find_columns(sample, text=text, text_pair=text_pair, label=label)
+
+    def read(self, sample: Sample, columns: Columns) -> Table:
+        """All records with a text and a label."""
+        path = sample.path
+        names = self.label_columns(sample, columns.label)
+        kept: list[tuple[int, str, str | None, object]] = []
+        empty, unlabelled = [], []
+        for line, values in rows(path):
+            text, pair = texts_of(path, line, values, columns)
+            if not text.strip() or (pair is not None and not pair.strip()):
+                empty.append(line)
+                continue
+            label = self.label_of(path, line, values, names)
+            if label is None:
+                unlabelled.append(line)
+            else:
+                kept.append((line, text, pair, label))
+        notes = [*skipped(path, "an empty text", empty), *skipped(path, "no label", unlabelled)]
+        if not kept:
+            raise DataError(f"{path} has no usable row. {' '.join(notes)}")
+        lines, texts, pairs, labels = (list(column) for column in zip(*kept, strict=True))
+        return Table(path, texts, pairs if columns.text_pair else None, labels, lines, notes)
+
+    def stream(self, path: Path, columns: Columns) -> Iterator[Record]:
+        """Line, text and second text of every record, empty texts included: answers match the file row by row."""
+        for line, values in rows(path):
+            yield line, *texts_of(path, line, values, columns)
+
+    @abstractmethod
+    def label_of(self, path: Path, line: int, values: dict[str, object], names: Sequence[str]) -> object | None:
+        """The label of a record as it stands in its label columns; None if there is none."""
+
+
+class ScalarReader(TextReader):
+    """The label is one word or number."""
+
+    def label_of(self, path: Path, line: int, values: dict[str, object], names: Sequence[str]) -> object | None:
+        """The cell, if it is not empty and no list."""
+        label = values.get(names[0]) if names else None
+        if isinstance(label, list | tuple | dict | bytes):
+            held = type(label).__name__
+            raise fault(path, line, f"a {held} is not a label; one word or number per row (or --task multilabel).")
+        return None if is_missing(label) else label
+
+    def doubts(self, examples: Examples, labels: tuple[str, ...]) -> list[str]:
+        """Texts that are repeated with another label."""
+        count = conflicts(examples)
+        if not count:
+            return []
+        return [f"{count:,} repeated {'texts have' if count > 1 else 'text has'} conflicting labels."]
+
+
+class Classes(ScalarReader):
+    """One of several classes."""
+
+    kind: ClassVar[str] = "classification"
+    by_class: ClassVar[bool] = True
+
+    def label_names(self, table: Table) -> tuple[str, ...]:
+        """All classes, sorted: by value if they are whole numbers."""
+        names = {class_name(label) for label in table.labels}
+        if len(names) == 1:
+            raise DataError(f'{table.path}: every label is "{names.pop()}"; at least two classes are needed.')
+        if all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in names):
+            return tuple(sorted(names, key=lambda name: (int(name), name)))
+        return tuple(sorted(names))
+
+    def examples(self, table: Table, labels: Sequence[str], numbered: bool = False) -> Examples:
+        """The texts with the numbers of their classes."""
+        index: dict[str, int] = {}
+        if numbered:  # the files of a named task give its labels by name or by number
+            index = {str(i): i for i in range(len(labels))}
+        index |= {name: i for i, name in enumerate(labels)}
+        ids = [index.get(class_name(label), -1) for label in table.labels]
+        if -1 in ids:
+            row = ids.index(-1)
+            name = class_name(table.labels[row])
+            where = "no label of the task" if numbered else "not in the training data"
+            raise fault(table.path, table.lines[row], f'label "{name}" is {where}.{suggest(name, labels)}')
+        return Examples(table.texts, table.pairs, ids, table.lines)
+
+    def doubts(self, examples: Examples, labels: tuple[str, ...]) -> list[str]:
+        """Conflicts, very many classes, classes that differ by spelling alone or have a single example."""
+        notes = super().doubts(examples, labels)
+        if len(labels) > MANY_CLASSES:
+            notes.append(f"{len(labels):,} classes are many; if the labels are amounts, write them as floats (3.0).")
+        spelt = [" and ".join(names) for names in _spellings(labels).values() if len(names) > 1]
+        if spelt:
+            notes.append(f"Different classes by their spelling alone: {shortened(spelt)}.")
+        counts = Counter(examples.labels)
+        single = [name for i, name in enumerate(labels) if counts[i] == 1]
+        if single:
+            what = f"{len(single):,} of {len(labels):,} classes have one example, kept in train"
+            notes.append(f"{what}: {shortened(single)}.")
+        return notes
+
+
+class Numbers(ScalarReader):
+    """A number."""
+
+    kind: ClassVar[str] = "regression"
+    labelled: ClassVar[bool] = False
+
+    def label_names(self, table: Table) -> tuple[str, ...]:
+        """Numbers have no names."""
+        return ()
+
+    def examples(self, table: Table, labels: Sequence[str], numbered: bool = False) -> Examples:
+        """The texts with their numbers."""
+        values = [_finite(table.path, *item) for item in zip(table.lines, table.labels, strict=True)]
+        return Examples(table.texts, table.pairs, values, table.lines)
+
+
+def infer_kind(table: Table) -> tuple[str, list[str]]:
+    """Classification or regression, and why: float labels mean regression, unless they are a few whole numbers."""
+    numbers = [number(label) for label in table.labels]
+    _refuse_decimal_commas(table)
+    if not any(map(_is_float, table.labels)) or not _all_numbers(table, numbers):
+        return Classes.kind, []
+    values = {_finite(table.path, *item) for item in zip(table.lines, table.labels, strict=True)}
+    if len(values) <= FEW_FLOATS and all(value.is_integer() for value in values):
+        return Classes.kind, ["The float labels are all whole numbers, so they are taken as classes."]
+    if len(values) == 1:
+        raise DataError(f"{table.path}: every label is {values.pop()}; there is nothing to learn.")
+    return Numbers.kind, [f"Float labels, so this is a regression, from {min(values):g} to {max(values):g}."]
+
+
+def texts_of(path: Path, line: int, values: dict[str, object], columns: Columns) -> tuple[str, str | None]:
+    """The text of a record and the second one, if there are two; an empty cell is an empty text."""
+    text = _text(path, line, columns.text, values.get(columns.text))
+    if columns.text_pair is None:
+        return text, None
+    return text, _text(path, line, columns.text_pair, values.get(columns.text_pair))
+
+
+def class_name(value: object) -> str:
+    """The name of a class; 1, "1", 1.0 and "1.0" are the same, because pandas turns the first into the last."""
+    name = str(value).strip()
+    if isinstance(value, bool):
+        return name.lower()
+    whole = re.fullmatch(r"(-?\d+)\.0*", name)
+    return whole[1] if whole else name
+
+
+def _text(path: Path, line: int, name: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple | dict | bytes):
+        raise fault(path, line, f'column "{name}" holds a {type(value).__name__}, not a text.')
+    return "" if value is None else str(value)
+
+
+def _is_float(value: object) -> bool:
+    """Whether it is written as a float: by its type, or with a decimal point or an exponent."""
+    if isinstance(value, str):
+        return number(value) is not None and any(sign in value for sign in ".eE")
+    return isinstance(value, float | Decimal)
+
+
+def _refuse_decimal_commas(table: Table) -> None:
+    texts = [label.strip() for label in table.labels if isinstance(label, str)]
+    if len(texts) == len(table.labels) and all(re.fullmatch(r"-?\d+(,\d+)?", text) for text in texts):
+        for line, text in zip(table.lines, texts, strict=True):
+            if "," in text:
+                raise fault(table.path, line, f'label "{text}" has a decimal comma; write {text.replace(",", ".")}.')
+
+
+def _all_numbers(table: Table, numbers: list[float | None]) -> bool:
+    if None not in numbers:
+        return True
+    if len(set(numbers)) > MANY_CLASSES and 2 * sum(map(_is_float, table.labels)) > len(numbers):
+        _finite(table.path, table.lines[numbers.index(None)], table.labels[numbers.index(None)])
+    return False
+
+
+def _finite(path: Path, line: int, label: object) -> float:
+    value = number(label)
+    if value is None or not math.isfinite(value):
+        raise fault(path, line, f'label "{label}" is not a finite number as the other labels are.')
+    return value
+
+
+def _spellings(labels: tuple[str, ...]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name in labels:
+        groups.setdefault(name.casefold(), []).append(name)
+    return groups
