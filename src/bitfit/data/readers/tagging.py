@@ -44,7 +44,9 @@ class Sentences(Reader):
         words = text or _first(WORDS, names)
         if words is None:
             known = ", ".join(names[:20])
-            raise DataError(f"{sample.path}: cannot tell which column holds the words; pass --text with one of: {known}.")
+            raise DataError(
+                f"{sample.path}: cannot tell which column holds the words; pass --text with one of: {known}."
+            )
         tags = label or _first(TAGS, [name for name in names if name != words])
         return Columns(words, None, tags)
 
