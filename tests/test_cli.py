@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -165,9 +167,21 @@ def test_doctor_answers(capsys):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["fly"], 2, "invalid choice"),
+        (["fly"], 2, 'no command "bitfit fly"'),
+        (["trian", "x.csv"], 2, 'Did you mean "train"? (bitfit --help)'),
+        (["study", "rnu"], 2, 'no command "bitfit study rnu". Did you mean "run"? (bitfit study --help)'),
         (["train"], 2, "DATA"),
-        (["train", "x.csv", "--lr", "fast"], 2, "--lr"),
+        (["train", "x.csv", "--lr", "fast"], 2, "--lr fast: expected numbers, comma-separated (bitfit train --help)"),
+        (["train", "x.csv", "--batch", "8,9.5"], 2, "--batch 8,9.5: expected whole numbers, comma-separated"),
+        (["train", "x.csv", "--epochs", "two"], 2, "--epochs two: expected a whole number"),
+        (["train", "x.csv", "--head", "ful"], 2, '--head ful: not a choice. Did you mean "full"?'),
+        (["serve", "x", "--port", "http"], 2, "--port http: expected a whole number (bitfit serve --help)"),
+        (["study", "run", "x", "--seeds", "0"], 2, "--seeds 0: expected a whole number of at least 1"),
+        (["study", "run", "x", "--lr", "papr"], 2, "--lr papr: expected paper, auto, or numbers, comma-separated"),
+        (["study", "run", "x", "--metods", "a"], 2, "Did you mean --methods? (bitfit study run --help)"),
+        (["train", "x.csv", "--epoch", "3"], 2, "no option --epoch. Did you mean --epochs? (bitfit train --help)"),
+        (["train", "--epoch=3"], 2, "no option --epoch."),
+        (["--vrsion"], 2, "no option --vrsion. Did you mean --version? (bitfit --help)"),
         (["train", "x.csv", "--epochs", "0"], 2, "--epochs"),
         (["train", "x.csv", "--select", "b_m4"], 2, "character 1"),
         (["train", "x.csv", "--base", "{folder}"], 3, "x.csv"),
@@ -181,8 +195,8 @@ def test_doctor_answers(capsys):
         (["predict", "{tmp}/none.safetensors", "hi"], 4, "cannot be read"),
         (["predict", "{csv}", "hi"], 4, "not a usable bitfit file"),
         (["predict", "{csv}"], 2, "one of the two"),
-        (["predict", "{csv}", "hi", "--fle", "x.csv"], 2, "unrecognized arguments: --fle"),
-        (["count", "{folder}", "more"], 2, "unrecognized arguments: more"),
+        (["predict", "{csv}", "hi", "--fle", "x.csv"], 2, "no option --fle. Did you mean --file?"),
+        (["count", "{folder}", "more"], 2, "not understood: more (bitfit count --help)"),
         (["train", "{csv}", "--base", "{folder}", "--out", "{tmp}"], 2, "it is a folder"),
         (["train", "{csv}", "--base", "{folder}", "--out", "{csv}/x.safetensors"], 2, "cannot be written"),
         (["train", "{csv}", "--base", "{folder}", "--out", "."], 2, "it is a folder"),
@@ -199,6 +213,81 @@ def test_errors_are_one_line_with_the_right_code(words, code, says, folder, csv_
     assert run(words) == code
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bitfit: ")]
     assert len(lines) == 1 and says in lines[0]
+
+
+def test_a_text_may_look_like_an_option_behind_two_dashes_or_with_a_space(delta_file, folder, capsys):
+    assert run(["predict", str(delta_file), "--base", folder, "--", "--good film"]) == 0
+    assert run(["predict", str(delta_file), "--base", folder, "-- good film"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_every_option_of_train_is_in_a_group():
+    from dataclasses import fields
+
+    from bitfit.cli.options import OPTIMISATION, TRAIN_GROUPS, parser
+    from bitfit.training.plan import Plan
+
+    grouped = [name for names in TRAIN_GROUPS.values() for name in names]
+    assert len(grouped) == len(set(grouped)) and set(grouped) <= {field.name for field in fields(Plan)}
+    text = parser().commands["train"].format_help()
+    assert all(f"\n{title}:\n" in text for title in (*TRAIN_GROUPS, OPTIMISATION))
+
+
+@pytest.mark.parametrize("words", [["--methods", "BitFit,Full"], ["--method", "BitFit", "--methods", "Full"]])
+def test_methods_are_given_with_commas_or_again_and_again(words):
+    from bitfit.cli.options import parse
+    from bitfit.cli.study import chosen_methods
+    from bitfit.study import spec
+
+    study = spec.load("plus-figure7")
+    given = parse(["study", "run", "plus-figure7", *words]).methods
+    assert chosen_methods(study, given) == ("BitFit", "Full")
+    assert chosen_methods(study, ["b_m2, b_q", "BitFit"]) == ("b_m2, b_q", "BitFit")  # a name with a comma
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+class TestFullDisk:
+    """A file that cannot be written is exit code 1."""
+
+    def test_a_csv(self, delta_file, folder, csv_file, capsys):
+        words = ["predict", str(delta_file), "--file", str(csv_file), "--out", "/dev/full", "--base", folder]
+        assert run(words) == 1
+        assert "/dev/full: cannot be written (No space left on device)" in capsys.readouterr().err
+
+    def test_a_plot(self, delta_file):
+        assert run(["inspect", str(delta_file), "--plot", "/dev/full"]) == 1
+
+    def test_a_delta(self, folder, csv_file, tmp_path, monkeypatch, capsys):
+        def full(_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr("bitfit.files.os.fsync", full)
+        out = tmp_path / "d.safetensors"
+        words = ["train", str(csv_file), "--base", folder, "--lr", "1e-2", "--epochs", "1", "--out", str(out)]
+        assert run(words) == 1 and not out.exists()
+        assert "No space left" in capsys.readouterr().err
+
+    def test_standard_output(self, delta_file):
+        with Path("/dev/full").open("w") as full:
+            command = [sys.executable, "-m", "bitfit", "inspect", str(delta_file), "--json"]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 1 and done.stderr == "bitfit: standard output: No space left on device\n"
+
+
+def test_an_output_follows_a_link_and_keeps_a_pipe(delta_file, tmp_path):
+    target, link, pipe = tmp_path / "map.svg", tmp_path / "link.svg", tmp_path / "pipe"
+    link.symlink_to(target)
+    assert run(["inspect", str(delta_file), "--plot", str(link)]) == 0
+    assert link.is_symlink() and target.read_text().startswith("<svg")
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["head", "-c", "4", str(pipe)], stdout=subprocess.PIPE)
+    run(["inspect", str(delta_file), "--plot", str(pipe)])
+    assert reader.communicate()[0] == b"<svg" and pipe.is_fifo()
+
+
+def test_studies_can_be_imported_without_fcntl():
+    script = "import sys; sys.modules['fcntl'] = None; import bitfit.cli.study, bitfit.study.store"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_nothing_at_all_shows_the_help(capsys):

@@ -1,40 +1,62 @@
-"""Files written all or nothing: a reader sees the old content or the new, never half of one."""
+"""Files written all or nothing: a reader sees the old content or the new content, never a part of either."""
 
 from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from .errors import UsageError, WriteError
 
+# The path itself is wrong, whatever the state of the disk.
+WRONG_PATH = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EINVAL)
+
 
 def replace(path: Path, data: bytes, mark: str = "") -> os.stat_result:
-    """Put `data` at `path` in one step: temporary name (with `mark`, or the process's number), sync, rename.
+    """Put `data` at `path` in one step.
 
-    The answer is of the file that was written: by the time this is over, another may have taken its place.
+    Returns the status of the file that was written: when this returns, another process may have replaced it.
+    """
+    with writing(path, mark) as file:
+        file.write(data)
+        file.flush()
+        return os.fstat(file.fileno())
+
+
+@contextmanager
+def writing(path: Path, mark: str = "") -> Iterator[BinaryIO]:
+    """A file to write to that takes its place at `path` when the block ends; after an error nothing has changed.
+
+    The temporary file's name has `mark` in it, or the process id. A symbolic link stays one: what it points to is
+    replaced. What is not a regular file (a device, a pipe) is written to directly.
     """
     check_target(path)
-    temporary = path.with_name(f".{path.name}.{mark or os.getpid()}.tmp")
+    target = path.resolve() if path.is_symlink() else path
+    direct = target.exists() and not target.is_file()
+    temporary = target.with_name(f".{target.name}.{mark or os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
+        with (target if direct else temporary).open("wb") as file:
+            yield file
             file.flush()
-            os.fsync(file.fileno())
-            written = os.fstat(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-        return written
+            if not direct:
+                os.fsync(file.fileno())
+        if not direct:
+            temporary.replace(target)
+            sync_folder(target.parent)
     except OSError as error:
-        raise WriteError(f"{path}: cannot be written ({error.strerror}); what was there before is untouched") from error
+        kept = "" if direct else "; what was there before is unchanged"
+        raise WriteError(f"{path}: cannot be written ({error.strerror}){kept}") from error
     finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        if not direct:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 def check_target(path: Path, *inputs: Path) -> None:
-    """Refuse a path that no file can be written to, or that is an input; making its folder is part of the check."""
+    """Refuse a path that cannot be written to, or that is one of the inputs. Creates the folder of the path."""
     if any(path.resolve() == given.resolve() for given in inputs):
         raise UsageError(f"{path}: is the input; writing there would destroy it, so name another file")
     try:
@@ -44,11 +66,12 @@ def check_target(path: Path, *inputs: Path) -> None:
         if not os.access(path.parent, os.W_OK):
             raise PermissionError(errno.EACCES, "its folder is read-only")
     except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror}); name another file") from error
+        kind = UsageError if error.errno in WRONG_PATH else WriteError
+        raise kind(f"{path}: cannot be written ({error.strerror}); name another file") from error
 
 
 def sync_folder(folder: Path) -> None:
-    # Without it a power cut may forget the rename; Windows cannot open folders and needs none.
+    """Make a rename in this folder survive a power cut. Windows cannot open folders and does not need it."""
     if hasattr(os, "O_DIRECTORY"):
         handle = os.open(folder, os.O_DIRECTORY)
         try:

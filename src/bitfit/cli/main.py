@@ -152,26 +152,22 @@ def _line(answer: dict[str, Any]) -> str:
 
 
 def _write_csv(path: Path, answers: Iterable[dict[str, Any]], *inputs: Path | None) -> None:
+    """Write answers as they come: a header of the first answer's keys, then a row each."""
+    import codecs
     import csv
 
-    from ..files import check_target
+    from ..files import check_target, writing
     from .show import note
 
     check_target(path, *(given for given in inputs if given is not None))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     count = 0
-    try:
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            for count, answer in enumerate(answers, 1):
-                if count == 1:
-                    writer.writerow(_flat(answer))
-                writer.writerow(_flat(answer).values())
-        temporary.replace(path)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror})") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(path) as file:
+        writer = csv.writer(codecs.getwriter("utf-8")(file))
+        for count, answer in enumerate(answers, 1):
+            cells = _flat(answer)
+            if count == 1:
+                writer.writerow(cells)
+            writer.writerow(cells.values())
     note(f"wrote {count:,} rows to {path}")
 
 
@@ -356,14 +352,21 @@ def run(words: list[str]) -> int:
     except MemoryError:
         return _fail("not enough memory for this", 1)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
     except OSError as error:
-        return _fail(f"{error.filename or 'output'}: {error.strerror}", 1)
+        if error.filename is None:
+            _drop_output()
+        return _fail(f"{error.filename or 'standard output'}: {error.strerror}", 1)
     except Exception as error:
         if os.environ.get("BITFIT_DEBUG"):
             raise
         return _fail(f"this is a bug in bitfit: {type(error).__name__}: {error} (BITFIT_DEBUG=1 shows where)", 1)
+
+
+def _drop_output() -> None:
+    """Send what is left of the output nowhere: Python would try once more at exit, and fail with another code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> int:

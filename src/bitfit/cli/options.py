@@ -1,182 +1,251 @@
-"""The command line's words: every command with its options, importing nothing heavy."""
+"""Every command with its options. Importing this module must stay cheap: no torch, no numpy."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 from .. import __version__
-from ..errors import UsageError
 from ..model.anatomy import HEADS
 from ..serve.settings import Settings
+from ..training import plan
 from ..training.plan import Plan
+from . import values
+from .parser import Parser
 from .study_options import add_options as add_study
 
+Group = Any  # a parser or a group of its options: argparse has no public name for both
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are UsageErrors like all others."""
+# Groups of `bitfit train --help`; an option that is in none of them is about the optimisation.
+TRAIN_GROUPS = {
+    "data": (
+        "task",
+        "text",
+        "text_pair",
+        "label",
+        "data",
+        "train_size",
+        "data_seed",
+        "protocol",
+        "max_length",
+        "stride",
+    ),
+    "what trains": ("select", "inject", "head", "init", "pool"),
+    "run": ("lanes", "threads", "device"),
+}
+OPTIMISATION = "optimisation"
+EXPECTED: dict[Any, str] = {
+    int: values.WHOLE,
+    float: values.NUMBER,
+    plan.numbers: "numbers, comma-separated",
+    plan.wholes: "whole numbers, comma-separated",
+}
 
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} ({self.prog} --help lists the options)")
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """Read the words of a command line; UsageError if they are wrong."""
+    top = parser()
+    top.check_options(words)
+    args, more = top.parse_known_args(words)
+    if args.command == "predict":
+        more = _take_texts(args, words, more)
+    if more:
+        top.commands[args.command].error(f"not understood: {' '.join(more)}")
+    return args
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def _take_texts(args: argparse.Namespace, words: list[str], more: list[str]) -> list[str]:
+    """Add texts that argparse left over, because they stand after an option or after "--"; return what is no text."""
+    after_dashes = words[words.index("--") + 1 :] if "--" in words else []
+    left = [word for word in more if word != "--"]
+    wrong = [word for word in left if word.startswith("-") and " " not in word and word not in after_dashes]
+    args.texts += [word for word in left if word not in wrong]
+    return wrong
+
+
+def parser() -> Parser:
+    """The parser of the whole command line."""
     top = Parser(prog="bitfit", description="Fine-tune a frozen transformer by changing almost nothing of it.")
     top.add_argument("--version", action="version", version=f"bitfit {__version__}")
-    commands = top.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    commands = top.add_commands("command", "COMMAND")
+    for name, (text, add) in COMMANDS.items():
+        add(commands.add_parser(name, help=text, description=text))
+    return top
 
-    def command(name: str, text: str) -> argparse.ArgumentParser:
-        made: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        made.set_defaults(command=name)
-        return made
 
-    it = command("demo", "real MiniLM weights on real movie reviews: train, compare, use")
+# ---- commands
+
+
+def _demo(it: Parser) -> None:
     it.add_argument("--out", type=Path, default=Path("demo"), help="folder for the delta and the data (%(default)s)")
 
-    it = command("train", "train a delta on a labelled file; several rates, batch sizes or seeds are trials")
+
+def _train(it: Parser) -> None:
+    it.usage = "%(prog)s DATA [options]"
     it.add_argument(
         "source",
         metavar="DATA",
-        help="CSV, TSV, JSONL, Parquet, CoNLL-U or SQuAD JSON file (.gz too), a folder of such, or a named task",
+        help="CSV, TSV, JSONL, Parquet, CoNLL-U or SQuAD JSON file (.gz too), a folder of such files, or a named task",
     )
-    _add_base(it)
-    _add_plan(it)
-    it.add_argument("--out", type=Path, help="the delta file (DATA's name.safetensors, in this folder)")
-    it.add_argument("--resume", action="store_true", help="go on after an interruption")
-    _add_json(it)
+    groups = {title: it.add_argument_group(title) for title in ("data", "what trains", OPTIMISATION, "run")}
+    _add_base(groups["what trains"])
+    group_of = {name: title for title, names in TRAIN_GROUPS.items() for name in names}
+    for field in fields(Plan):
+        _add_plan_option(groups[group_of.get(field.name, OPTIMISATION)], field)
+    run = groups["run"]
+    run.add_argument("--out", type=Path, help="the delta file (the name of DATA with .safetensors, in this folder)")
+    run.add_argument("--resume", action="store_true", help="continue after an interruption")
+    _add_json(run)
 
-    it = command("predict", "answer texts, or all rows of a file as a stream")
+
+def _add_plan_option(it: Group, field: Field[Any]) -> None:
+    """The option of a field of Plan; its type, choices and help are the field's metadata."""
+    option = f"--{field.name.replace('_', '-')}"
+    text = field.metadata["help"].replace("%", "%%")
+    if field.metadata["read"] is bool:
+        it.add_argument(option, action="store_true", default=argparse.SUPPRESS, help=text)
+        return
+    if field.default is not None:
+        text += f" ({field.default})"
+    choices, read = field.metadata["choices"], field.metadata["read"]
+    if choices:
+        read, metavar = values.one_of(choices), values.braces(choices)
+    else:
+        read, metavar = _reader(read), field.name.upper()
+    it.add_argument(option, type=read, metavar=metavar, default=argparse.SUPPRESS, help=text)
+
+
+def _reader(read: Any) -> values.Reader:
+    return values.expecting(EXPECTED[read], read) if read in EXPECTED else read
+
+
+def _predict(it: Parser) -> None:
     _add_delta(it)
     it.add_argument(
         "texts",
         metavar="TEXT",
         nargs="*",
-        help="texts; for a delta of pairs two each, for answers question and context",
+        help="texts; two each for a delta of text pairs (or of questions: the question and its context)",
     )
-    it.add_argument("--file", type=Path, help="a data file: the columns of training, or found anew")
-    it.add_argument("--out", type=Path, help="write a CSV instead of printing")
-    it.add_argument("--glue", type=Path, metavar="DIR", help="write the GLUE server's files of the task's test sets")
-    it.add_argument("--task", help="with --glue: the named task, where the delta does not know it")
-    _add_data(it)
-    _add_columns(it, "text", "text_pair")
+    it.add_argument("--out", type=Path, help="write a CSV file instead of printing")
     _add_base(it)
     _add_json(it)
+    file = it.add_argument_group("texts from a file")
+    file.add_argument("--file", type=Path, help="a data file; its columns are those of training, or recognised")
+    _add_columns(file, "text", "text_pair")
+    glue = it.add_argument_group("files for the GLUE server")
+    glue.add_argument("--glue", type=Path, metavar="DIR", help="write predictions of the task's test sets to DIR")
+    glue.add_argument("--task", help="the named task, if the delta does not say it")
+    _add_data(glue)
 
-    it = command("evaluate", "score a delta on a labelled file: every metric with its 95%% interval")
+
+def _evaluate(it: Parser) -> None:
     _add_delta(it)
     it.add_argument("source", metavar="DATA", help="a labelled file, a folder with a test file, or a named task")
-    it.add_argument("--split", help="which file of a folder (test) or split of a named task (dev)")
-    _add_data(it)
-    _add_columns(it, "text", "text_pair", "label")
     _add_base(it)
     _add_json(it)
+    data = it.add_argument_group("data")
+    data.add_argument("--split", help="which file of a folder (test) or split of a named task (dev)")
+    _add_data(data)
+    _add_columns(data, "text", "text_pair", "label")
 
-    it = command("count", "count parameters by term, with encoder, embedding, pooler and head apart")
+
+def _count(it: Parser) -> None:
     it.add_argument("base", metavar="BASE", nargs="?", help="folder, hub id or config.json (the demo base)")
     it.add_argument("--select", default="bias", help="what trains (%(default)s)")
     it.add_argument("--inject", default="none", help="biases added to layers that have none (%(default)s)")
-    it.add_argument("--head", default="full", choices=HEADS, help="what of the head trains (%(default)s)")
-    it.add_argument("--names", action="store_true", help="the papers' notation and the parameter names")
+    it.add_argument(
+        "--head",
+        default="full",
+        type=values.one_of(HEADS),
+        metavar=values.braces(HEADS),
+        help="what of the head trains (%(default)s)",
+    )
+    it.add_argument("--names", action="store_true", help="list the terms with their parameter names")
     _add_json(it)
 
-    it = command("inspect", "say what a delta is and what changed most (the papers' change map)")
+
+def _inspect(it: Parser) -> None:
     _add_delta(it)
     it.add_argument("--plot", type=Path, metavar="F.svg", help="write the change map as SVG")
     _add_json(it)
 
-    it = command("export", "write a plain transformers folder with a model card, the delta merged in")
+
+def _export(it: Parser) -> None:
     _add_delta(it)
     it.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write")
-    it.add_argument("--fold", action="store_true", help="drop the biases that others can stand for; same predictions")
+    it.add_argument("--fold", action="store_true", help="merge biases into later ones where that changes no prediction")
     _add_base(it)
 
-    it = command("study", "the papers' tables and figures as studies: list, show, run, report")
-    add_study(it)
 
-    it = command("serve", "serve a folder of deltas over HTTP (tokens: BITFIT_TOKEN, BITFIT_CHANGE_TOKEN or ..._FILE)")
-    _add_serve(it)
+def _serve(it: Parser) -> None:
+    it.usage = "%(prog)s DIR [options]"
+    it.add_argument("folder", metavar="DIR", type=Path, help="the folder; NAME.safetensors is the task NAME")
+    _add_base(it)
+    for field in fields(Settings):
+        option = f"--{field.name.replace('_', '-')}"
+        text = f"{field.metadata['help']} (%(default)s)"
+        it.add_argument(option, type=_reader(type(field.default)), default=field.default, help=text)
 
-    it = command("bench-serve", "put load on a service and show its throughput and a histogram of its latency")
-    _add_load(it)
 
-    it = command("tasks", "list the named tasks and where their data was found")
+def _bench_serve(it: Parser) -> None:
+    it.add_argument("url", metavar="URL", help="address of the service (token: BITFIT_TOKEN)")
+    it.add_argument("--clients", type=values.whole, default=64, help="connections, one request at a time (%(default)s)")
+    it.add_argument("--texts", type=values.whole, default=1, help="texts per request (%(default)s)")
+    it.add_argument("--seconds", type=values.number, default=10.0, help="duration (%(default)s)")
+    it.add_argument("--rate", type=values.number, help="requests per second over all clients (as fast as answers come)")
+    it.add_argument("--file", type=Path, help="a data file with a text column (a few made-up sentences)")
+    _add_columns(it, "text")
+    _add_json(it)
+
+
+def _tasks(it: Parser) -> None:
     _add_data(it)
     _add_json(it)
 
-    _add_json(command("doctor", "say what is installed and which bases and data are found"))
-    return top
+
+def _doctor(it: Parser) -> None:
+    _add_json(it)
 
 
-def parse(words: list[str]) -> argparse.Namespace:
-    """The command line's words, read; texts may also stand behind an option, which argparse alone refuses."""
-    top = parser()
-    args, more = top.parse_known_args(words)
-    if more and hasattr(args, "texts") and not any(word.startswith("-") for word in more):
-        args.texts += more
-    elif more:
-        top.error(f"unrecognized arguments: {' '.join(more)}")
-    return args
+COMMANDS: dict[str, tuple[str, Any]] = {
+    "demo": ("real MiniLM weights on real movie reviews: train, compare, use", _demo),
+    "train": ("train a delta on a labelled file; several rates, batch sizes or seeds make several trials", _train),
+    "predict": ("answer texts, or every row of a file", _predict),
+    "evaluate": ("score a delta on a labelled file: every metric with its 95%% interval", _evaluate),
+    "count": ("count parameters by term; encoder, embeddings, pooler and head are listed apart", _count),
+    "inspect": ("show what a delta is and which terms it changed most", _inspect),
+    "export": ("write a plain transformers folder with the delta merged in, and a model card", _export),
+    "study": ("repeat tables and figures of the papers: list, show, run, report", add_study),
+    "serve": ("serve a folder of deltas over HTTP (tokens: BITFIT_TOKEN, BITFIT_CHANGE_TOKEN or ..._FILE)", _serve),
+    "bench-serve": ("put load on a service; show its throughput and latency", _bench_serve),
+    "tasks": ("list the named tasks and where their data was found", _tasks),
+    "doctor": ("show what is installed and which bases and data were found", _doctor),
+}
 
 
-def _add_base(it: argparse.ArgumentParser) -> None:
-    it.add_argument("--base", help="folder or hub id of the frozen base (the demo wheel's all-MiniLM-L6-v2)")
+# ---- options of several commands
 
 
-def _add_data(it: argparse.ArgumentParser) -> None:
-    it.add_argument("--data", metavar="DIR", help="folder of the named tasks' data ($BITFIT_DATA)")
+def _add_base(it: Group) -> None:
+    it.add_argument("--base", help="folder or hub id of the frozen base (all-MiniLM-L6-v2 of the demo extra)")
 
 
-def _add_delta(it: argparse.ArgumentParser) -> None:
+def _add_data(it: Group) -> None:
+    it.add_argument("--data", metavar="DIR", help="folder with the data of named tasks ($BITFIT_DATA)")
+
+
+def _add_delta(it: Group) -> None:
     it.add_argument("delta", metavar="DELTA", type=Path, help="a delta file")
 
 
-def _add_columns(it: argparse.ArgumentParser, *names: str) -> None:
+def _add_columns(it: Group, *names: str) -> None:
     for name in names:
         option = "--" + name.replace("_", "-")
         it.add_argument(option, metavar="COLUMN", help=f"{name.replace('_', ' ')} column (that of training)")
 
 
-def _add_json(it: argparse.ArgumentParser) -> None:
-    it.add_argument("--json", action="store_true", help="JSON on stdout, everything else on stderr")
-
-
-def _add_plan(it: argparse.ArgumentParser) -> None:
-    for entry in fields(Plan):
-        given, choices = entry.metadata, entry.metadata["choices"]
-        text = given["help"].replace("%", "%%") + ("" if entry.default is None else f" ({entry.default})")
-        option = f"--{entry.name.replace('_', '-')}"
-        if given["read"] is bool:
-            it.add_argument(option, action="store_true", default=argparse.SUPPRESS, help=given["help"])
-            continue
-        it.add_argument(
-            option,
-            type=given["read"],
-            default=argparse.SUPPRESS,
-            choices=choices or None,
-            metavar=None if choices else entry.name.upper(),
-            help=text,
-        )
-
-
-def _add_serve(it: argparse.ArgumentParser) -> None:
-    it.add_argument("folder", metavar="DIR", type=Path, help="the folder; NAME.safetensors is the task NAME")
-    _add_base(it)
-    for entry in fields(Settings):
-        text = f"{entry.metadata['help']} (%(default)s)"
-        it.add_argument(f"--{entry.name.replace('_', '-')}", type=type(entry.default), default=entry.default, help=text)
-
-
-def _add_load(it: argparse.ArgumentParser) -> None:
-    it.add_argument("url", metavar="URL", help="where it listens (token: BITFIT_TOKEN)")
-    it.add_argument(
-        "--clients", type=int, default=64, help="connections that ask, each one thing at a time (%(default)s)"
-    )
-    it.add_argument("--texts", type=int, default=1, help="texts of a request (%(default)s)")
-    it.add_argument("--seconds", type=float, default=10.0, help="how long (%(default)s)")
-    it.add_argument("--rate", type=float, help="requests a second over all clients (as fast as answers come)")
-    it.add_argument("--file", type=Path, help="a data file with a text column (a few made-up sentences)")
-    _add_columns(it, "text")
-    _add_json(it)
+def _add_json(it: Group) -> None:
+    it.add_argument("--json", action="store_true", help="print JSON to stdout, everything else to stderr")

@@ -15,7 +15,7 @@ from ..study import grid, spec
 from ..study.grid import Settings
 from ..study.spec import Study
 from ..study.store import Results
-from . import show
+from . import show, values
 
 # ---- actions
 
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> Any:
 
     study = spec.load(args.name)
     settings = Settings(
-        tasks=args.tasks, methods=tuple(args.methods) if args.methods else None, seeds=args.seeds, epochs=args.epochs,
+        tasks=args.tasks, methods=chosen_methods(study, args.methods), seeds=args.seeds, epochs=args.epochs,
         train_size=args.train_size, dev_size=args.dev_size, max_length=args.max_length, lr=args.lr, batch=args.batch,
         evals_per_epoch=args.evals_per_epoch, search=args.search,
     )  # fmt: skip
@@ -94,6 +94,17 @@ def run(args: argparse.Namespace) -> Any:
         return {"study": study.name, "bases": told, "html": str(html), "markdown": str(markdown)}
     show.out.print(f"wrote {html} and {markdown}", soft_wrap=True)
     return None
+
+
+def chosen_methods(study: Study, texts: list[str] | None) -> tuple[str, ...] | None:
+    """The values of --methods as names; a text that is a method's name may have commas of its own."""
+    if texts is None:
+        return None
+    known = {method.name for method in study.methods}
+    chosen: list[str] = []
+    for text in texts:
+        chosen += [text] if text in known else values.names(text)
+    return tuple(chosen)
 
 
 def _run_on(study: Study, base: str, settings: Settings, args: argparse.Namespace) -> dict[str, Any]:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from typing import Any
 
 from ..study import SEARCHES
+from . import values
+from .parser import Parser
 
 ENGINES = ("local", "ray")
 NAME = "a study of `bitfit study list`, or your own .toml file"
 
 
-def add_options(it: argparse.ArgumentParser) -> None:
+def add_options(it: Parser) -> None:
     """The actions and their options."""
-    actions = it.add_subparsers(metavar="ACTION", required=True, parser_class=type(it), dest="action")
+    actions = it.add_commands("action", "ACTION")
 
-    def action(name: str, text: str) -> argparse.ArgumentParser:
-        made: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
-        made.add_argument("--json", action="store_true", help="JSON on stdout, everything else on stderr")
+    def action(name: str, text: str) -> Parser:
+        made: Parser = actions.add_parser(name, help=text, description=text)
+        made.add_argument("--json", action="store_true", help="print JSON to stdout, everything else to stderr")
         if name != "list":
             made.add_argument("name", metavar="NAME", help=NAME)
         return made
@@ -30,49 +32,49 @@ def add_options(it: argparse.ArgumentParser) -> None:
     _add_results(one)
 
 
-def _add_results(it: argparse.ArgumentParser) -> None:
+def _add_results(it: Any) -> None:
     it.add_argument("--results", type=Path, default=Path("results"), help="folder of all results (%(default)s)")
 
 
-def _add_run(it: argparse.ArgumentParser) -> None:
-    it.add_argument("--engine", choices=ENGINES, default="local", help="local: in this process; ray: Ray tasks")
-    it.add_argument("--address", help="of a Ray cluster; without it Ray runs on this machine only")
-    it.add_argument("--workers", type=_whole, help="passes that Ray trains at once (one per core)")
-    it.add_argument("--base", action="append", help="folder or hub id, several times for several (the paper's)")
-    it.add_argument("--data", help="folder with TASK/train.jsonl and so on ($BITFIT_DATA)")
-    it.add_argument("--tasks", type=_names, help="comma-separated (the study's)")
-    it.add_argument("--method", action="append", dest="methods", help="only this method, several times for several")
-    it.add_argument("--lr", type=_rates, help="paper, auto (what suits the base) or rates, comma-separated")
-    it.add_argument("--batch", type=_wholes, help="batch sizes, comma-separated")
+def _add_run(it: Parser) -> None:
+    it.usage = "%(prog)s NAME [options]"
+    what = it.add_argument_group("what runs")
+    what.add_argument("--base", action="append", help="folder or hub id; repeat it for several (the paper's)")
+    what.add_argument("--data", metavar="DIR", help="folder with TASK/train.jsonl and so on ($BITFIT_DATA)")
+    what.add_argument("--tasks", type=values.names, help="comma-separated (the study's)")
+    what.add_argument("--methods", "--method", action="append", help="comma-separated or repeated (the study's)")
+    _add_protocol(it.add_argument_group("protocol (the study's, unless changed here)"))
+    run = it.add_argument_group("run")
+    run.add_argument(
+        "--engine",
+        type=values.one_of(ENGINES),
+        metavar=values.braces(ENGINES),
+        default="local",
+        help="local: in this process; ray: as Ray tasks",
+    )
+    run.add_argument("--address", help="of a Ray cluster; without it Ray runs on this machine only")
+    run.add_argument("--workers", type=values.positive, help="passes that Ray trains at once (one per core)")
+    run.add_argument("--lanes", type=values.positive, help="most trials trained together")
+    run.add_argument("--threads", type=values.positive, help="CPU threads; the same number gives the same bits")
+    run.add_argument("--dry-run", action="store_true", help="show what would run, its duration and its memory")
+    _add_results(run)
+
+
+def _add_protocol(it: Any) -> None:
+    it.add_argument("--lr", type=values.rates, help="paper, auto (what suits the base) or rates, comma-separated")
+    it.add_argument("--batch", type=values.positives, help="batch sizes, comma-separated")
+    it.add_argument(
+        "--search",
+        type=values.one_of(SEARCHES),
+        metavar=values.braces(SEARCHES),
+        help="try all rates on the first seed only, or on all seeds",
+    )
     for name, text in (
-        ("seeds", "rounds of each cell"),
+        ("seeds", "seeds per cell"),
         ("epochs", "passes over the training rows"),
-        ("train-size", "training rows at most"),
-        ("dev-size", "rows of dev and test that are scored at most"),
+        ("train-size", "most training rows"),
+        ("dev-size", "most rows of dev and test that are scored"),
         ("evals-per-epoch", "evaluations per epoch"),
         ("max-length", "tokens per text"),
-        ("threads", "CPU threads; the same number gives the same bits"),
-        ("lanes", "trials trained together at most"),
     ):
-        it.add_argument(f"--{name}", type=_whole, help=text)
-    it.add_argument("--search", choices=SEARCHES, help="try all rates on the first seed only, or on all seeds")
-    it.add_argument("--dry-run", action="store_true", help="say what would run, how long and how much memory")
-    _add_results(it)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _whole(text: str) -> int:
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
-def _wholes(text: str) -> tuple[int, ...]:
-    return tuple(_whole(part) for part in text.split(","))
-
-
-def _rates(text: str) -> tuple[float, ...] | str:
-    return text if text in ("paper", "auto") else tuple(float(part) for part in text.split(","))
+        it.add_argument(f"--{name}", type=values.positive, help=text)

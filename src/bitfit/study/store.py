@@ -6,7 +6,6 @@ process killed in between leaves the journal, and the next one spreads it: never
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +20,11 @@ from typing import Any
 from .. import files
 from ..errors import DataError, UsageError
 from .grid import Point, by_cell
+
+try:
+    import fcntl
+except ImportError:  # Windows has none: there, two runs of a study are not kept apart
+    fcntl = None  # type: ignore[assignment]
 
 LOOP = 1  # raise it when a change of the training loop changes outcomes
 JOURNAL = "results.json"
@@ -126,7 +130,8 @@ class Results:
         files.check_target(path)
         with path.open("w") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise UsageError(f"{study} is being run in {self.folder} by another process; wait for it") from error
             yield

@@ -59,11 +59,14 @@ def _option(default: Any, text: str, read: Callable[[str], Any] = str, choices: 
     return field(default=default, metadata={"help": text, "read": read, "choices": choices})
 
 
-def _list_of(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    def numbers(text: str) -> list[Any]:
-        return [kind(part) for part in text.split(",")]
+def numbers(text: str) -> list[float]:
+    """Numbers, comma-separated."""
+    return [float(item) for item in text.split(",")]
 
-    return numbers
+
+def wholes(text: str) -> list[int]:
+    """Whole numbers, comma-separated."""
+    return [int(item) for item in text.split(",")]
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,9 @@ class Plan:
     head: str = _option("full", "what of the head trains", choices=HEADS)
     init: str = _option("keep", "start values: keep, zero(SELECTION) or reinit(SELECTION)")
     pool: str = _option("auto", "what the head sees; auto: what the base declares", choices=("auto", "cls", "mean"))
-    lr: Sequence[float] | float | None = _option(None, "rates, comma-separated (what suits SELECT)", _list_of(float))
-    batch: Sequence[int] | int = _option(8, "batch sizes, comma-separated", _list_of(int))
-    seed: Sequence[int] | int = _option(0, "seeds, comma-separated", _list_of(int))
+    lr: Sequence[float] | float | None = _option(None, "rates, comma-separated (what suits SELECT)", numbers)
+    batch: Sequence[int] | int = _option(8, "batch sizes, comma-separated", wholes)
+    seed: Sequence[int] | int = _option(0, "seeds, comma-separated", wholes)
     epochs: int = _option(5, "passes over the training rows", int)
     evals_per_epoch: int | None = _option(
         None, "evaluations per epoch; the best checkpoint is kept (2; 10 with --protocol holdout)", int
@@ -90,7 +93,7 @@ class Plan:
         None, "tokens that two windows on a long sentence or context share (a third of --max-length)", int
     )
     train_size: Sequence[int] | int | None = _option(
-        None, "train on this many rows, drawn evenly by class; several, comma-separated, are a sweep", _list_of(int)
+        None, "train on this many rows, drawn evenly by class; several, comma-separated, are a sweep", wholes
     )
     data_seed: int = _option(0, "seed of what is drawn by --train-size and split off as dev", int)
     protocol: str = _option(
