@@ -30,7 +30,9 @@ import torch
 
 import bitfit
 from bitfit.bank.bank import Bank, lane_to_train
-from bitfit.delta.delta import FORMAT, Delta
+from bitfit.data.examples import Columns
+from bitfit.delta.delta import Delta
+from bitfit.delta.meta import Meta, Score
 from bitfit.model.selection import select
 from bitfit.model.task_model import Model
 from bitfit.serve.client import Client
@@ -51,14 +53,13 @@ def make_tasks(base: bitfit.Base, folder: Path, count: int, first: int = 0) -> N
     model = Model(base, 2)
     bank = Bank(model, [lane_to_train(model, select(model.anatomy, "bias"))])
     start = bank.values.clone()
-    meta = {
-        "format": FORMAT, "base": base.name, "hub": False, "fingerprint": base.fingerprint, "select": "bias",
-        "head": "full", "init": "keep", "pool": model.pool, "task": "classification", "labels": ["bad", "good"],
-        "columns": {"text": "text", "text_pair": None, "label": "label"}, "center": 0.0, "spread": 1.0,
-        "max_length": 128, "metric": "accuracy",
-        "metrics": {"dev": {"accuracy": {"value": 0.5, "low": 0.4, "high": 0.6}}},
-        "trial": {}, "trained": start.numel(), "total": 22_713_216, "change": {}, "versions": {},
-    }  # fmt: skip
+    meta = Meta(
+        base=base.name, hub=False, fingerprint=base.fingerprint, select="bias", head="full", init="keep",
+        pool=model.pool, task="classification", labels=("bad", "good"), center=0.0, spread=1.0,
+        columns=Columns("text", None, "label"), max_length=128, metric="accuracy",
+        metrics={"dev": {"accuracy": Score(0.5, 0.4, 0.6)}}, trained=start.numel(), total=22_713_216, change={},
+        versions={},
+    )  # fmt: skip
     for k in range(first, first + count):
         noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(k))
         bank.values.copy_(start + 0.02 * noise)

@@ -23,7 +23,8 @@ from bitfit import Base, Delta, Model
 from bitfit.bank.bank import Bank, lane_to_train
 from bitfit.cli import demo
 from bitfit.data import loading
-from bitfit.delta.delta import FORMAT
+from bitfit.data.examples import Columns
+from bitfit.delta.meta import Meta, Score
 from bitfit.model.rows import Rows
 from bitfit.model.selection import select
 from bitfit.tasks.encode import Encoder
@@ -190,14 +191,13 @@ def some_delta(base: Base, model: Model, seed: int = 0) -> Delta:
     """A BitFit delta with values of its own; the numbers mean nothing."""
     bank = Bank(model, [lane_to_train(model, select(model.anatomy, "bias"), seed=seed)])
     bank.values.add_(torch.randn(bank.values.shape, generator=torch.Generator().manual_seed(seed)), alpha=0.01)
-    words = dict.fromkeys(("select", "head", "init", "metric"), "none") | {"task": "classification", "pool": model.pool}
-    rest: dict[str, Any] = {key: {} for key in ("trial", "change", "versions")}
-    rest |= {"columns": {"text": "text", "text_pair": None, "label": None}, "hub": False}
-    rest |= {"metrics": {"dev": {"none": {"value": 0.0, "low": 0.0, "high": 0.0}}}}
-    trained = bank.gradients.shape[1]
-    counts = {"format": FORMAT, "max_length": 128, "trained": trained, "total": base.anatomy.total}
-    names = {"base": base.name, "fingerprint": base.fingerprint, "labels": ["0", "1"], "center": 0.0, "spread": 1.0}
-    return Delta(bank.tensors(0), words | rest | counts | names)
+    meta = Meta(
+        base=base.name, hub=False, fingerprint=base.fingerprint, select="bias", head="full", init="keep",
+        pool=model.pool, task="classification", labels=("0", "1"), center=0.0, spread=1.0,
+        columns=Columns("text"), max_length=128, metric="accuracy", metrics={"dev": {"accuracy": Score(0.5, 0.4, 0.6)}},
+        trained=bank.gradients.shape[1], total=base.anatomy.total, change={}, versions={},
+    )  # fmt: skip
+    return Delta(bank.tensors(0), meta)
 
 
 class Served:

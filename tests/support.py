@@ -20,6 +20,7 @@ from bitfit import Delta
 from bitfit.bank.bank import Bank, lane_to_train
 from bitfit.data import named
 from bitfit.data.named import NamedTask
+from bitfit.delta.meta import Meta, read_meta
 from bitfit.model.base import Base
 from bitfit.model.selection import select
 from bitfit.model.task_model import Model
@@ -219,30 +220,46 @@ def delta_of(
     bank = Bank(model, [lane_to_train(model, select(model.anatomy, select_text, seed), seed=seed)])
     bank.values.add_(torch.randn(bank.values.shape, generator=torch.Generator().manual_seed(seed)), alpha=0.3)
     facts = {
-        "format": 1,
-        "base": base.name,
-        "hub": False,
-        "fingerprint": base.fingerprint,
         "select": select_text,
-        "head": "full",
-        "init": "keep",
         "pool": model.pool,
         "task": kind,
         "labels": list(names),
         "metric": task.metric,
-        "max_length": 20,
         "stride": 5 if task.by_token else 0,
         "center": 0.5 if kind == "regression" else 0.0,
         "spread": 2.0 if kind == "regression" else 1.0,
         "columns": {"text": "text", "label": "label", "text_pair": "context" if kind == "answering" else None},
-        "metrics": {"dev": {task.metric: {"value": 0.5, "low": 0.0, "high": 1.0}}},
+    }
+    return Delta(bank.tensors(0), meta_of(base, **facts | changes))
+
+
+def meta_of(base: Base, **changes: Any) -> Meta:
+    """Complete metadata of a delta for a base, read as from a file that says `changes`."""
+    table = {
+        "format": 1,
+        "base": base.name,
+        "hub": False,
+        "fingerprint": base.fingerprint,
+        "select": "bias",
+        "head": "full",
+        "init": "keep",
+        "pool": "cls",
+        "task": "classification",
+        "labels": ["c0", "c1"],
+        "metric": "accuracy",
+        "max_length": 20,
+        "center": 0.0,
+        "spread": 1.0,
+        "columns": {"text": "text", "label": "label", "text_pair": None},
         "trained": 1,
         "total": 1,
         "trial": {},
         "change": {},
         "versions": {},
+        **changes,
     }
-    return Delta(bank.tensors(0), facts | changes)
+    scores = {"dev": {table["metric"]: {"value": 0.5, "low": 0.0, "high": 1.0}}}
+    return read_meta({"metrics": scores, **table}, "test")
 
 
 # ---- interruption

@@ -189,7 +189,7 @@ def test_a_trained_lane_and_its_delta_say_the_same(base, tmp_path):
     path = tmp_path / "r.csv"
     path.write_text("text,label\n" + "".join(f"{t},{label}\n" for t, label in reviews(32)))
     delta = train(path, base, lr=1e-2, epochs=1, select="bias + random(all, 100)").best.delta
-    model = Model(base, 2, delta.meta["pool"])
+    model = Model(base, 2, delta.meta.pool)
     worn = Bank(model, [lane_of_delta(model, delta)])
     tensors = worn.tensors(0)
     assert tensors.keys() == delta.tensors.keys()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def path(delta, tmp_path):
 
 def test_what_is_saved_comes_back(delta, path):
     again = Delta.load(path)
-    assert dict(again.meta) == {**delta.meta, "sha256": again.meta["sha256"]}
+    assert again.meta == replace(delta.meta, sha256=again.meta.sha256)
     assert all(np.array_equal(again.tensors[name], value) for name, value in delta.tensors.items())
 
 
@@ -53,7 +54,7 @@ def test_plain_safetensors_reads_the_file(delta, path):
 def test_the_file_holds_no_time_path_or_host(delta):
     import platform
 
-    text = json.dumps(dict(delta.meta))
+    text = json.dumps(delta.meta.table())
     assert "/" not in text and platform.node() not in text and time.strftime("%Y-") not in text
 
 
@@ -69,7 +70,7 @@ def test_applying_changes_the_base_and_undoing_restores_every_bit(delta, base):
 
 def test_a_delta_on_the_wrong_base_is_refused_with_both_names(delta, bases):
     other = bases("roberta")
-    with pytest.raises(DeltaError, match=rf"{delta.meta['base']}.*{other.name}"):
+    with pytest.raises(DeltaError, match=rf"{delta.meta.base}.*{other.name}"):
         delta.apply(other)
 
 
@@ -79,7 +80,7 @@ def test_another_tokenizer_is_another_base(delta, tmp_path):
 
     folder = make_folder(tmp_path / "twin", "bert")
     same = load_base(folder)
-    assert same.fingerprint == delta.meta["fingerprint"]
+    assert same.fingerprint == delta.meta.fingerprint
     rules = json.loads((folder / "tokenizer.json").read_text())
     rules["model"]["vocab"]["good"], rules["model"]["vocab"]["bad"] = (
         rules["model"]["vocab"]["bad"],
@@ -90,35 +91,37 @@ def test_another_tokenizer_is_another_base(delta, tmp_path):
 
 
 def rewritten(delta, tensors=None, **meta):
-    return safefile.encode(tensors or dict(delta.tensors), {**delta.meta, **meta})
+    return safefile.encode(tensors or dict(delta.tensors), {**delta.meta.table(), **meta})
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"format": 2}, "format 2"),
-        ({"labels": [1, 2]}, "labels"),
-        ({"labels": "positive"}, "labels"),
-        ({"change": {"b_q": "much"}}, "change map"),
-        ({"change": {"b_q": [0.1] * 5000}}, "change map"),
-        ({"change": {"b_q": [10**400]}}, "change map"),
-        ({"columns": {}}, "columns"),
-        ({"columns": {"text": 5, "text_pair": None, "label": None}}, "columns"),
-        ({"metrics": {}}, "scores"),
-        ({"metrics": {"dev": {"accuracy": {}}}}, "scores"),
-        ({"metrics": {"dev": {"accuracy": {"value": "1", "low": 0, "high": 1}}}}, "scores"),
-        ({"total": 0, "trained": 0}, "counts"),
-        ({"trained": 10**400}, "counts"),
+        ({"labels": [1, 2]}, "labels.0.: must be a text, not a whole number"),
+        ({"labels": "positive"}, "labels: must be a list, not a text"),
+        ({"change": {"b_q": "much"}}, "change"),
+        ({"change": {"b_q": [0.1] * 5000}}, "change: a term has more than 1,000 layers"),
+        ({"change": {"b_q": [10**400]}}, "change"),
+        ({"change": {"b_q": [1e301]}}, "change: a number is too large"),
+        ({"columns": {}}, 'columns: lacks "text"'),
+        ({"columns": {"text": 5, "text_pair": None, "label": None}}, "columns.text: must be a text"),
+        ({"metrics": {}}, "metrics: lacks the dev score by accuracy"),
+        ({"metrics": {"dev": {"accuracy": {}}}}, "metrics.*value"),
+        ({"metrics": {"dev": {"accuracy": {"value": "1", "low": 0, "high": 1}}}}, "metrics.*value"),
+        ({"total": 0, "trained": 0}, "trained"),
+        ({"trained": 10**400}, "trained"),
         ({"hub": 1}, "hub"),
         ({"max_length": True}, "max_length"),
-        ({"trial": None}, "trial"),
+        ({"trial": 5}, "trial: must be a table or nothing, not a whole number"),
+        ({"trial": {"select": "bias"}}, "trial: lacks"),
         ({"fingerprint": 5}, "fingerprint"),
     ],
 )
 def test_metadata_of_the_wrong_form_is_refused(delta, change, says):
-    tensors, meta = safefile.decode(rewritten(delta, **change), "f")
-    with pytest.raises(DeltaError, match=says):
-        Delta.checked(tensors, meta, "f")
+    tensors, table = safefile.decode(rewritten(delta, **change), "f")
+    with pytest.raises(DeltaError, match=rf"^f: .*{says}"):
+        Delta.checked(tensors, table, "f")
 
 
 @pytest.mark.parametrize(
@@ -301,4 +304,4 @@ def test_a_truly_full_disk_leaves_the_old_file(delta, path):
 )
 def test_well_signed_metadata_that_makes_no_sense_is_refused(delta, tmp_path, key, value):
     with pytest.raises(DeltaError):
-        Delta.checked(dict(delta.tensors), {**delta.meta, key: value}, "x")
+        Delta.checked(dict(delta.tensors), {**delta.meta.table(), key: value}, "x")

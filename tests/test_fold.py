@@ -14,7 +14,7 @@ from bitfit.model.selection import select
 from bitfit.model.task_model import Model
 from bitfit.prediction.export import export
 from bitfit.tasks.encode import Encoder
-from support import ARCHITECTURES, reviews
+from support import ARCHITECTURES, meta_of, reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 TEXTS = [text for text, _ in reviews(8)]
@@ -26,9 +26,7 @@ def made(base, text="bias", pool="cls", seed=0):
     model = Model(base, 3, pool)
     bank = Bank(model, [lane_to_train(model, select(model.anatomy, text, seed), seed=seed)])
     bank.values.add_(torch.randn(bank.values.shape, generator=torch.Generator().manual_seed(seed)), alpha=0.2)
-    return model, Delta(
-        bank.tensors(0), {"fingerprint": base.fingerprint, "format": 1, "pool": model.pool, "max_length": 20}
-    )
+    return model, Delta(bank.tensors(0), meta_of(base, pool=model.pool))
 
 
 def outputs(model, delta):

@@ -140,9 +140,9 @@ def test_outputs_and_gradients_are_those_of_pefts_beft(bases):
 
 def test_a_delta_names_injected_biases_as_the_parameters_they_would_be(delta):
     assert set(delta.entries) == {f"layers.{layer}.self_attn.v_proj.bias" for layer in range(2)}
-    assert delta.meta["inject"] == delta.meta["trial"]["inject"] == "b_v"
+    assert delta.meta.inject == delta.meta.trial.inject == "b_v"
     assert list(delta.change) == ["b_v"] and all(value > 0 for value in delta.change["b_v"])
-    assert delta.meta["trained"] == 2 * 8 + 2 * 16
+    assert delta.meta.trained == 2 * 8 + 2 * 16
 
 
 def test_a_shared_tensor_gets_the_injected_part_only(bases, csv_file):

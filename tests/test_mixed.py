@@ -39,7 +39,7 @@ def every_kind(base: Any) -> list[Delta]:
 def requests_of(deltas: list[Delta]) -> list[tuple[Delta, Any]]:
     order = np.random.default_rng(0).permutation(3 * len(deltas))
     chosen = [(deltas[i % len(deltas)], TEXTS[i % len(TEXTS)]) for i in order]
-    return [(d, (text, TEXTS[0]) if d.meta["columns"]["text_pair"] else text) for d, text in chosen]
+    return [(d, (text, TEXTS[0]) if d.meta.pairs else text) for d, text in chosen]
 
 
 def numbers(answer: dict[str, Any]) -> list[float]:
@@ -81,7 +81,7 @@ def test_heads_of_one_shape_run_together_and_equal_the_stock_model(bases, archit
 
 @pytest.mark.parametrize("poison", [float("nan"), 1e30])
 def test_a_poisoned_task_leaves_the_others_bit_for_bit(base, poison):
-    deltas = [delta for delta in every_kind(base) if delta.meta["columns"]["text_pair"] is None]
+    deltas = [delta for delta in every_kind(base) if not delta.meta.pairs]
     mixed = MixedPredictor(deltas, base)
     requests = [(i % len(deltas), TEXTS[i % len(TEXTS)]) for i in range(3 * len(deltas))]
     healthy = mixed.outputs(requests)

@@ -65,7 +65,7 @@ def test_a_named_task_trains_and_is_evaluated_by_name(name, mini, base, tmp_path
     folder = mini(name)
     run = train(name, base, data=str(folder), lr=1e-3, epochs=1, evals_per_epoch=1, out=tmp_path / "d.safetensors")
     task = named.known()[name]
-    assert (run.best.delta.meta["name"], run.best.trial.metric) == (name, task.metric)
+    assert (run.best.delta.meta.name, run.best.trial.metric) == (name, task.metric)
     assert run.best.delta.labels == run.dataset.labels
     rows, scores, _ = Predictor(tmp_path / "d.safetensors", base).evaluate(name, folder=folder)
     assert rows == 24 and scores[task.metric].value == pytest.approx(run.best.dev, abs=1e-6)
@@ -137,7 +137,7 @@ def test_further_sets_are_scored_beside_dev(mini, base):
     write_rows(folder / "mnli" / "test_mismatched.jsonl.gz", mini_rows(named.known()["mnli"], 12, labelled=False))
     run = train("mnli", base, data=str(folder), lr=1e-3, epochs=1)
     assert set(run.best.scores) == {"dev", "train", "dev_mismatched"}
-    assert set(run.best.delta.meta["metrics"]) == set(run.best.scores)
+    assert set(run.best.delta.meta.metrics) == set(run.best.scores)
 
 
 def test_a_path_wins_over_a_task_of_its_name_and_says_so(mini, monkeypatch):

@@ -124,7 +124,7 @@ def test_a_run_is_the_same_byte_for_byte_also_when_interrupted(base, csv_file, t
 def test_prefix_dropout_restores_dropout_everywhere(base, csv_file):
     first, again, other = (deltas(csv_file, base, prefix_dropout=on)[0] for on in (True, True, False))
     assert same(first, again) and not same(first, other)
-    assert first[0].meta["trial"]["prefix_dropout"] is True
+    assert first[0].meta.trial.prefix_dropout is True
 
 
 def test_a_lane_with_another_prefix_gets_another_pass(base, csv_file):

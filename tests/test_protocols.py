@@ -53,7 +53,7 @@ def test_holdout_keeps_the_best_of_its_evaluations(folder, base):
     run = train(folder, base, protocol="holdout", lr=3e-3, epochs=2)
     scores = [line["dev_score"] for line in run.best.history if "dev_score" in line]
     assert len(scores) == 20 and run.best.dev == pytest.approx(max(scores))
-    assert run.best.delta.meta["trial"]["protocol"] == "holdout" and "test" in run.best.scores
+    assert run.best.delta.meta.trial.protocol == "holdout" and "test" in run.best.scores
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from bitfit import Delta, predict
-from bitfit.delta.safefile import read_claims
+from bitfit.delta.safefile import encode, read_claims
 from bitfit.prediction.host import Resident
 from support import delta_of
 
@@ -31,6 +32,11 @@ from bitfit.serve.settings import Settings, Token, Tokens
 from service import ASK, CHANGE, TEXTS, Live, numbers, started, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+
+def changed(delta: Delta, **fields: Any) -> Delta:
+    """The same delta with other metadata."""
+    return replace(delta, meta=replace(delta.meta, **fields))
 
 
 def poisoned(delta: Delta, value: float) -> Delta:
@@ -193,11 +199,11 @@ def test_a_hostile_delta_is_refused_and_nothing_is_written(serve, base, bases, t
         "nan": nan.encode(),
         "other base": delta_of(bases("electra"), 0).encode(),
         "poison": poisoned(good, 1e30).encode(),
-        "length": Delta(good.tensors, {**good.meta, "max_length": 9999}).encode(),
-        "labels": Delta(good.tensors, {**good.meta, "labels": ["a", "b", "c"]}).encode(),
-        "kind": Delta(good.tensors, {**good.meta, "task": "magic"}).encode(),
-        "no labels": Delta(good.tensors, {**good.meta, "labels": []}).encode(),
-        "infinite": Delta(value.tensors, {**value.meta, "spread": 1e308, "center": 1e308}).encode(),
+        "length": changed(good, max_length=9999).encode(),
+        "labels": changed(good, labels=("a", "b", "c")).encode(),
+        "kind": changed(good, task="magic").encode(),
+        "no labels": encode(good.tensors, {**good.meta.table(), "labels": []}),
+        "infinite": changed(value, spread=1e308, center=1e308).encode(),
     }
     for what, body in bad.items():
         status, _, text = live.call("PUT", "/v1/tasks/x", body, Authorization=f"Bearer {CHANGE}")

@@ -87,7 +87,7 @@ class Churn:
         self.url, self.names = url, [f"t{i}" for i in range(16)]
         pool = [delta_of(base, k, 2 + k % 3) for k in range(40)]
         self.files = [delta.encode() for delta in pool]
-        self.versions = [Delta.checked(*_decoded(data), "x").meta["sha256"][:16] for data in self.files]
+        self.versions = [Delta.checked(*_decoded(data), "x").meta.sha256[:16] for data in self.files]
         self.expected = {
             version: {text: numbers(answer) for text, answer in zip(TEXTS, predict(delta, TEXTS, base), strict=True)}
             for version, delta in zip(self.versions, pool, strict=True)

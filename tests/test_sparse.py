@@ -12,6 +12,7 @@ from bitfit.delta.delta import Delta
 from bitfit.model.selection import select
 from bitfit.model.task_model import Model
 from packing import PACKED, POOLS, STREAMS, assert_close, by_name, learn, rows, tiny_base
+from support import meta_of
 
 SELECTIONS = {
     0: "random(all, 300)",
@@ -129,7 +130,7 @@ def test_no_tensor_of_a_matrixs_shape_is_made(selections):
 def test_a_served_delta_of_entries_equals_its_lane():
     model = Model(tiny_base("bert"), 3, "cls")
     bank = bank_of(model)
-    meta = {"fingerprint": model.base.fingerprint, "format": 1, "max_length": 40}
+    meta = meta_of(model.base)
     worn = Bank(model, [lane_of_delta(model, Delta(bank.tensors(k), meta)) for k in range(3)])
     batch = {k: rows(k) for k in range(3)}
     with torch.inference_mode():

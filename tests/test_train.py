@@ -222,7 +222,7 @@ def test_numbers_are_learnt_at_any_size(base, tmp_path):
     rows = [(t, 250_000.5 + 90_000 * (label == "positive")) for t, label in reviews(64)]
     path.write_text("text,label\n" + "".join(f"{t},{price}\n" for t, price in rows))
     run = train(path, base, pool="mean", lr=2e-2, epochs=10)
-    assert run.best.delta.meta["task"] == "regression" and run.best.dev > 0.7
+    assert run.best.delta.meta.task == "regression" and run.best.dev > 0.7
     from bitfit import predict
 
     low, high = (answer["value"] for answer in predict(run.best.delta, ["awful bad film", "good great film"], base))
@@ -373,7 +373,7 @@ def test_a_test_file_is_scored_once_by_the_best_trial(base, tmp_path):
         lines = "".join(f"{t},{label}\n" for t, label in reviews(32, seed))
         (tmp_path / f"{name}.csv").write_text("text,label\n" + lines)
     run = train(tmp_path, base, lr=[1e-2, 1e-3], epochs=1)
-    assert "accuracy" in run.best.scores["test"] and "test" in run.best.delta.meta["metrics"]
+    assert "accuracy" in run.best.scores["test"] and "test" in run.best.delta.meta.metrics
 
 
 def test_one_bank_holds_the_lanes_of_a_grid_and_whole_matrices_train_alone(base, csv_file):

@@ -139,7 +139,7 @@ def _train(method: Method, protocol: Protocol, dataset: Dataset, base: Base, out
 def _row(method: Method, run: Run, took: float) -> tuple[str, ...]:
     delta = run.best.delta
     assert delta is not None
-    trained, total = delta.meta["trained"], delta.meta["total"]
+    trained, total = delta.meta.trained, delta.meta.total
     size = show.size(len(delta.encode()))
     score = run.best.scores["test"]["accuracy"]
     return method.name, *show.score_cells(score), f"{trained:,}", f"{trained / total:.3%}", size, show.seconds(took)

@@ -72,10 +72,10 @@ def train_json(run: Any, target: Path, took: float) -> dict[str, Any]:
     ]
     return {
         "delta": str(target),
-        **{key: meta[key] for key in ("base", "task", "name", "select", "head")},
+        **{key: getattr(meta, key) for key in ("base", "task", "name", "select", "head")},
         **{key: getattr(best.trial, key) for key in ("lr", "batch", "seed", "epochs", "train_size", "protocol")},
-        "trained": meta["trained"],
-        "metric": meta["metric"],
+        "trained": meta.trained,
+        "metric": meta.metric,
         "dev": values["dev"],
         "test": values.get("test"),
         "more": {name: values[name] for name in values if name not in ("dev", "test", "train")},
@@ -84,7 +84,7 @@ def train_json(run: Any, target: Path, took: float) -> dict[str, Any]:
         "majority": run.majority,
         "trials": trials,
         "seconds": took,
-        "threads": meta["threads"],
+        "threads": meta.threads,
     }
 
 
@@ -118,7 +118,7 @@ def _note_cut(predictor: Any) -> None:
     from .show import note
 
     if predictor.cut:
-        note(f"{predictor.cut:,} texts were cut at {predictor.delta.meta['max_length']} tokens")
+        note(f"{predictor.cut:,} texts were cut at {predictor.delta.meta.max_length} tokens")
 
 
 def submit(args: argparse.Namespace) -> None:
@@ -211,6 +211,13 @@ def count(args: argparse.Namespace) -> None:
         show.audit(found)
 
 
+# What `inspect --json` prints of a delta's metadata.
+INSPECTED = (
+    "base", "fingerprint", "select", "inject", "head", "task", "labels", "metrics", "pool", "init", "columns",
+    "max_length", "trial", "trained", "total", "versions",
+)  # fmt: skip
+
+
 def inspect(args: argparse.Namespace) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's thread pool would cost more than the whole command
     from ..delta.delta import Delta
@@ -222,12 +229,10 @@ def inspect(args: argparse.Namespace) -> None:
         from ..report import changemap
 
         check_target(args.plot, args.delta)
-        replace(args.plot, changemap.svg(found.change, f"Change of {meta['base']} ({meta['select']})").encode())
+        replace(args.plot, changemap.svg(found.change, f"Change of {meta.base} ({meta.select})").encode())
     if args.json:
-        keys = ("base", "fingerprint", "select", "head", "task", "labels", "metrics")
-        extra = {k: meta[k] for k in ("pool", "init", "columns", "max_length", "trial", "trained", "total", "versions")}
-        extra["inject"] = found.inject
-        _print_json({**{k: meta[k] for k in keys}, "bytes": size, "change": found.change, **extra})
+        table = meta.table()
+        _print_json({**{key: table[key] for key in INSPECTED}, "bytes": size, "change": found.change})
     else:
         from . import show
 

@@ -74,11 +74,11 @@ def run(done: Any, target: Path, took: float, base: str | None = None) -> None:
     gap = f"{percent(best.scores['train'][metric].value)} on train, {percent(best.scores['dev'][metric].value)} on dev"
     out.print(f"generalisation gap: {metric} {percent(best.gap[metric])} ({gap})")
     out.print(f"{done.baseline_name}: {metric} {percent(done.majority)} on dev")
-    share = f"{meta['trained'] / meta['total']:.3%}"
-    out.print(f"trained {meta['trained']:,} of {meta['total']:,} parameters ({share}) in {seconds(took)}")
+    share = f"{meta.trained / meta.total:.3%}"
+    out.print(f"trained {meta.trained:,} of {meta.total:,} parameters ({share}) in {seconds(took)}")
     out.print(f"wrote {clean(str(target))} ({size(target.stat().st_size)})")
-    where = "" if meta["hub"] or meta["base"] == DEMO else f" --base {shlex.quote(base or 'FOLDER')}"
-    words = '"a question" "its context"' if meta["task"] == "answering" else '"some text"'
+    where = "" if meta.hub or meta.base == DEMO else f" --base {shlex.quote(base or 'FOLDER')}"
+    words = '"a question" "its context"' if meta.task == "answering" else '"some text"'
     out.print(f"try: bitfit predict {shlex.quote(str(target))} {words}{where}", soft_wrap=True)
 
 
@@ -157,15 +157,15 @@ def audit(found: Any) -> None:
 def delta(found: Any, count: int) -> None:
     """What a delta is, and its change map."""
     meta = found.meta
-    measured = {part: table.get(meta["metric"]) for part, table in meta["metrics"].items() if isinstance(table, dict)}
+    scores = {split: table[meta.metric] for split, table in meta.metrics.items() if meta.metric in table}
     facts = {
-        "base": f"{meta['base']} ({meta['fingerprint'][:12]})",
-        "task": f"{meta['task']}: {', '.join(meta['labels'])}" if meta["labels"] else meta["task"],
-        "select": f"{meta['select']}, head {meta['head']}, pool {meta['pool']}, init {meta['init']}",
+        "base": f"{meta.base} ({meta.fingerprint[:12]})",
+        "task": f"{meta.task}: {', '.join(meta.labels)}" if meta.labels else meta.task,
+        "select": f"{meta.select}, head {meta.head}, pool {meta.pool}, init {meta.init}",
         **({} if found.inject == "none" else {"inject": f"{found.inject}: biases for layers that have none"}),
-        "trained": f"{meta['trained']:,} of {meta['total']:,}",
+        "trained": f"{meta.trained:,} of {meta.total:,}",
         "file": size(count),
-        **{part: f"{meta['metric']} {percent(s['value'])}" for part, s in measured.items() if isinstance(s, dict)},
+        **{split: f"{meta.metric} {percent(score.value)}" for split, score in scores.items()},
     }
     out.print(table(["delta", ""], list(facts.items()), left=2))
     out.print()

@@ -48,7 +48,7 @@ def fold(delta: Delta, model: Model) -> Delta:
         raise UsageError(f"{model.base.name}: the biases of this architecture do not fold: {reason}")
     delta.check(model.base)
     folded = _Folding(delta, model).tensors()
-    return replace(delta, tensors=folded, meta={**delta.meta, "folded": True})
+    return replace(delta, tensors=folded, meta=replace(delta.meta, folded=True))
 
 
 def serving_form(delta: Delta, model: Model) -> Delta:

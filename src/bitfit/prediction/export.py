@@ -52,7 +52,7 @@ def export(delta: Delta, base: Base, folder: str | Path, fold: bool = False) -> 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target}: already exists and is not empty; name another folder with --out")
     task = Task.of_delta(delta)
-    model = Model(base, task.outputs, delta.meta["pool"])
+    model = Model(base, task.outputs, delta.meta.pool)
     lane_of_delta(model, delta)  # the same checks as for wearing it
     if fold:
         delta = folded(delta, model)
@@ -216,17 +216,17 @@ INTO = {
 def card(delta: Delta, base: Base, model: Model, task: Task, grown: Grown) -> str:
     """The model card: what it is, how it was made, how to use it."""
     meta = delta.meta
-    main = meta["metrics"]["dev"][meta["metric"]]
-    what = f"{meta['trained']:,} of {meta['total']:,} parameters ({meta['trained'] / meta['total']:.3%})"
+    main = meta.score
+    what = f"{meta.trained:,} of {meta.total:,} parameters ({meta.trained / meta.total:.3%})"
     labels = ", ".join(f"`{_plain(label)}`" for label in task.labels)
-    into = INTO[task.kind].format("text pairs" if meta["columns"].get("text_pair") else "texts", labels)
-    windows = f"Longer inputs are read in windows that share {meta.get('stride', 0)} tokens."
-    return f"""# {_plain(meta["base"])} fine-tuned by bitfit
+    into = INTO[task.kind].format("text pairs" if meta.pairs else "texts", labels)
+    windows = f"Longer inputs are read in windows that share {meta.stride} tokens."
+    return f"""# {_plain(meta.base)} fine-tuned by bitfit
 
 {into}
-Selection `{_plain(meta["select"])}`, head `{meta["head"]}`: {what} were trained; everything else is the base's own.
-Dev {meta["metric"]} {main["value"]:.4f} (95% interval {main["low"]:.4f} to {main["high"]:.4f}).
-{windows if task.by_token else "Texts are cut"} at {meta["max_length"]} tokens.
+Selection `{_plain(meta.select)}`, head `{meta.head}`: {what} were trained; everything else is the base's own.
+Dev {meta.metric} {main.value:.4f} (95% interval {main.low:.4f} to {main.high:.4f}).
+{windows if task.by_token else "Texts are cut"} at {meta.max_length} tokens.
 {_folded(delta)}{_architecture(grown)}
 ## Use
 
@@ -236,7 +236,7 @@ Dev {meta["metric"]} {main["value"]:.4f} (95% interval {main["low"]:.4f} to {mai
 
 
 def _folded(delta: Delta) -> str:
-    if not delta.meta.get("folded"):
+    if not delta.meta.folded:
         return ""
     differ = sum(values.size for _, values in delta.entries.values())
     return f"Biases that others can stand for are folded into those; {differ:,} numbers of the encoder are its own.\n"
@@ -274,7 +274,7 @@ def _usage(delta: Delta, base: Base, model: Model, task: Task, grown: Grown) -> 
 folder = "."
 tokenizer = AutoTokenizer.from_pretrained(folder{spaced})
 model = {name or "AutoModel"}.from_pretrained(folder, dtype=torch.float32).eval()
-{add}batch = tokenizer({_inputs(delta, task)}, max_length={delta.meta["max_length"]}, return_tensors="pt")
+{add}batch = tokenizer({_inputs(delta, task)}, max_length={delta.meta.max_length}, return_tensors="pt")
 """
     if name == "AutoModelForQuestionAnswering":
         last = "output = model(**batch)\n    logits = torch.stack([output.start_logits, output.end_logits], -1)"
@@ -291,7 +291,7 @@ def _inputs(delta: Delta, task: Task) -> str:
         return '[["some", "words"]], is_split_into_words=True, padding=True, truncation=True'
     if task.form == "windows":
         return '["a question"], ["its context"], padding=True, truncation="only_second"'
-    texts = '["first text"], ["second text"]' if delta.meta["columns"].get("text_pair") else '["a text"]'
+    texts = '["first text"], ["second text"]' if delta.meta.pairs else '["a text"]'
     return f"{texts}, padding=True, truncation=True"
 
 

@@ -37,7 +37,7 @@ def submit(
 
 
 def _task_of(predictor: Predictor, name: str | None) -> NamedTask:
-    name = name or predictor.delta.meta.get("name")
+    name = name or predictor.delta.meta.name
     if name is None:
         raise UsageError("the delta was not trained on a named task; say which one it is for with --task TASK")
     task = sources.named_task(name)

@@ -96,13 +96,13 @@ class Host:
     def admit(self, delta: Delta) -> Resident:
         """Check a delta against the base and against its own task, and make it ready."""
         task, meta = Task.of_delta(delta), delta.meta
-        longest, stride = self.base.max_length, meta.get("stride", 0)
-        if not 3 <= meta["max_length"] <= longest:
-            raise DeltaError(f"the delta reads {meta['max_length']} tokens, its base takes 3 to {longest}")
+        longest = self.base.max_length
+        if not 3 <= meta.max_length <= longest:
+            raise DeltaError(f"the delta reads {meta.max_length} tokens, its base takes 3 to {longest}")
         with self._admitting:
-            model = self._model(task.outputs, str(meta["pool"]))
+            model = self._model(task.outputs, meta.pool)
             lane = self._alike(lane_of_delta(model, serving_form(delta, model)))
-        return Resident(task, model, lane, meta["max_length"], stride, meta["columns"]["text_pair"] is not None)
+        return Resident(task, model, lane, meta.max_length, meta.stride, meta.pairs)
 
     def plain(self) -> Resident:
         """The base with an empty head: for asking whether it works at all."""

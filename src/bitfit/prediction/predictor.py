@@ -40,10 +40,10 @@ class Predictor:
         self.base = base if isinstance(base, Base) else base_of(self.delta, base)
         self.delta.check(self.base)
         self.task = Task.of_delta(self.delta)
-        self.columns = Columns(**self.delta.meta["columns"])
+        self.columns = self.delta.meta.columns
         self.cut = 0  # how many texts were longer than the maximum length, so far
         self._encoder = _encoder(self.base, self.delta)
-        model = Model(self.base, self.task.outputs, self.delta.meta["pool"])
+        model = Model(self.base, self.task.outputs, self.delta.meta.pool)
         self._bank = Bank(model, [lane_of_delta(model, self.delta)])
 
     def outputs(self, encoded: Encoded) -> Array:
@@ -73,7 +73,7 @@ class Predictor:
         path, named, taken = sources.split_file(source, split, folder)
         if named is not None and named.kind != self.task.kind:
             raise DataError(f"{named.name} is a task of {named.kind}, and the delta is for {self.task.kind}")
-        by_number = named is not None or self.delta.meta.get("name") is not None
+        by_number = named is not None or self.delta.meta.name is not None
         sample = Sample.of(path)
         columns = replace(self.columns_in(sample, True, **given), numbered=by_number)
         examples, notes = loading.load_labelled(sample, columns, self.task.kind, self.task.labels)
@@ -170,15 +170,15 @@ class MixedPredictor:
 
 
 def _encoder(base: Base, delta: Delta) -> Encoder:
-    return Encoder(base, delta.meta["max_length"], delta.meta.get("stride", 0))
+    return Encoder(base, delta.meta.max_length, delta.meta.stride)
 
 
 def base_of(delta: Delta, spec: str | None) -> Base:
     """The base a delta asks for, or the one the user names."""
     if spec is not None:
         return load_base(spec)
-    name = str(delta.meta["base"])
-    if name != DEMO and not delta.meta["hub"]:
+    name = delta.meta.base
+    if name != DEMO and not delta.meta.hub:
         raise ModelError(f"the delta was trained on the model folder {name}; say where it is with --base FOLDER")
     try:
         return load_base(name)

@@ -51,26 +51,25 @@ class Change:
 def describe(name: str, delta: Delta, size: int) -> dict[str, Any]:
     """What everybody may know of a task."""
     meta = delta.meta
-    best = meta["metrics"]["dev"][meta["metric"]]
     return {
         "name": name,
         "version": version_of(delta),
-        "kind": meta["task"],
+        "kind": meta.task,
         "labels": list(delta.labels),
-        "pairs": meta["columns"]["text_pair"] is not None,
-        "metric": meta["metric"],
-        "score": best["value"],
-        "interval": [best["low"], best["high"]],
-        "select": meta["select"],
-        "trained": meta["trained"],
-        "max_length": meta["max_length"],
+        "pairs": meta.pairs,
+        "metric": meta.metric,
+        "score": meta.score.value,
+        "interval": [meta.score.low, meta.score.high],
+        "select": meta.select,
+        "trained": meta.trained,
+        "max_length": meta.max_length,
         "bytes": size,
     }
 
 
 def version_of(delta: Delta) -> str:
     """The version of a task: the first 16 digits of its content's SHA-256."""
-    return str(delta.meta["sha256"])[:16]
+    return delta.meta.sha256[:16]
 
 
 class Repository:
@@ -170,7 +169,7 @@ class Repository:
             path = self._inside(name)
             delta = Delta.checked({}, read_claims(path), name)
             self._check_base(delta)
-            if not re.fullmatch(r"[0-9a-f]{64}", str(delta.meta.get("sha256"))):
+            if not re.fullmatch(r"[0-9a-f]{64}", delta.meta.sha256):
                 raise DeltaError("it has no digest")
         except DeltaError as error:
             return "refused" if self._correct(name, seen, None, (stamp, str(error))) else ""
@@ -182,8 +181,8 @@ class Repository:
     def _check_base(self, delta: Delta) -> None:
         if sum(map(len, delta.labels)) + 8 * len(delta.labels) > MOST_LABELS:
             raise DeltaError(f"its {len(delta.labels):,} labels are too long to be listed")
-        if delta.meta["fingerprint"] != self.fingerprint:
-            raise DeltaError(f"it belongs to another base ({str(delta.meta['base'])[:60]})")
+        if delta.meta.fingerprint != self.fingerprint:
+            raise DeltaError(f"it belongs to another base ({delta.meta.base[:60]})")
 
     def _show(self, entry: Entry) -> None:
         # In one step: the event loop looks without waiting, and must see the old or the new.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -119,7 +119,8 @@ def _facts(job: Job, outcome: Outcome, cost: dict[str, float]) -> dict[str, Any]
 
 def record(outcome: Outcome, key: str, base: str, task: str, rows: int, facts: dict[str, Any]) -> Result:
     """An outcome as a result: small, plain, with its history thinned; `facts` are what all trials on the data share."""
-    meta = outcome.delta.meta if outcome.delta is not None else {}
+    meta = outcome.delta.meta if outcome.delta is not None else None
+    best_step = meta.trial.best_step if meta is not None and meta.trial is not None else 0
     steps = math.ceil(rows / outcome.trial.batch)
     return Result(
         key=key,
@@ -129,10 +130,10 @@ def record(outcome: Outcome, key: str, base: str, task: str, rows: int, facts: d
         metric=outcome.trial.metric,
         trial=asdict(outcome.trial),
         scores=_rounded(outcome),
-        trained=meta.get("trained", 0),
-        total=meta.get("total", 0),
-        best_epoch=meta["trial"]["best_step"] / steps if meta else 0.0,
-        change=_rounded_map(meta.get("change", {})),
+        trained=meta.trained if meta is not None else 0,
+        total=meta.total if meta is not None else 0,
+        best_epoch=best_step / steps,
+        change=_rounded_map(meta.change) if meta is not None else {},
         loss=_losses(outcome.history, steps),
         evaluations=[
             [round(line["epoch"], 3), round(line["dev_loss"], 5), round(line["dev_score"], 5)]
@@ -157,7 +158,7 @@ def _rounded(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
     }
 
 
-def _rounded_map(change: dict[str, list[float | None]]) -> dict[str, list[float | None]]:
+def _rounded_map(change: Mapping[str, Sequence[float | None]]) -> dict[str, list[float | None]]:
     return {term: [None if x is None else float(f"{x:.4g}") for x in values] for term, values in change.items()}
 
 

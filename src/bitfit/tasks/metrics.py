@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..delta.meta import Score as Score
 from ..errors import DataError, UsageError, suggest
 
 Floats = NDArray[np.float64]
@@ -23,15 +24,6 @@ Ints = NDArray[np.int64]
 _Z95 = 1.959963984540054
 _MOST_CLASSES = 1 << 31
 _BLOCK = 1 << 18  # entries of one block of resamples: bounds the memory whatever the number of rows or classes
-
-
-@dataclass(frozen=True)
-class Score:
-    """A metric's value with its 95% interval, all as fractions of 1."""
-
-    value: float
-    low: float
-    high: float
 
 
 def score(metric: str, predictions: ArrayLike, golds: ArrayLike, classes: int | None = None) -> float:

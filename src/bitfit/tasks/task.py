@@ -50,15 +50,16 @@ class Task(ABC):
     @classmethod
     def of_delta(cls, delta: Delta) -> Task:
         """The task a delta was trained for."""
-        if delta.meta["task"] not in KINDS:
-            raise DeltaError(f"the delta is for a {delta.meta['task']!r} task, which this bitfit does not know")
+        meta = delta.meta
+        if meta.task not in KINDS:
+            raise DeltaError(f"the delta is for a {meta.task[:40]!r} task, which this bitfit does not know")
         try:
-            task = cls.of(delta.meta["task"], delta.labels, delta.meta["metric"])
+            task = cls.of(meta.task, meta.labels, meta.metric)
         except UsageError as error:
             raise DeltaError(f"the delta's task makes no sense: {error}") from error
-        if task.by_token != (delta.meta["pool"] == "tokens"):
+        if task.by_token != (meta.pool == "tokens"):
             raise DeltaError(f"the delta is for {task.kind}, but its head was made for another kind of task")
-        return replace(task, center=float(delta.meta["center"]), spread=float(delta.meta["spread"]))
+        return replace(task, center=meta.center, spread=meta.spread)
 
     @property
     def by_token(self) -> bool:

@@ -1,4 +1,4 @@
-"""What to train: a trial is one training with all that decides it; a plan is a grid of trials as a user asks for it.
+"""What to train: a plan is a grid of trials as a user asks for it.
 
 The command line is made from Plan's fields, so importing this module must stay cheap: no torch, no numpy.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from ..data.readers import BUILT_IN
+from ..delta.meta import Trial as Trial
 from ..errors import UsageError, suggest
 from ..model.anatomy import HEADS
 
@@ -26,33 +27,6 @@ PROTOCOLS = ("published", "holdout")
 EVALUATIONS = {"published": 2, "holdout": 10}
 NARROW = 512  # up to this width the larger rates won on real tasks (LOG.md)
 MASK = 0.05  # up to this share of the matrices a selection is a mask that takes a mask's rates, above it fine-tuning
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One training, with everything that decides its outcome except the data and the base."""
-
-    select: str
-    inject: str
-    head: str
-    init: str
-    pool: str
-    lr: float
-    batch: int
-    seed: int
-    epochs: int
-    evals_per_epoch: int
-    schedule: str
-    weight_decay: float
-    clip: float
-    max_length: int
-    stride: int
-    train_size: int | None
-    data_seed: int
-    protocol: str
-    metric: str
-    prefix_dropout: bool
-    dropout: str = "on"
 
 
 def _option(default: Any, text: str, read: Callable[[str], Any] = str, choices: Sequence[str] = ()) -> Any:

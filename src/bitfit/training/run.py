@@ -20,9 +20,10 @@ from ..arrays import Tensors
 from ..bank.bank import Bank, change_map, lane_of_delta, lane_to_train
 from ..bank.sparse import SCATTERED
 from ..data import sources
-from ..data.examples import Dataset, Examples
+from ..data.examples import Columns, Dataset, Examples
 from ..data.named import NamedTask
-from ..delta.delta import FORMAT, Delta
+from ..delta.delta import Delta
+from ..delta.meta import Meta, TrialRecord
 from ..errors import Diverged, UsageError, suggest
 from ..model.anatomy import Anatomy
 from ..model.base import Base, load_base
@@ -263,36 +264,36 @@ def finish(job: Job, model: Model, runner: Runner) -> Outcome:
     return Outcome(runner.trial, runner.status, scores, [*runner.history, ending], Delta(tensors, meta))
 
 
-def describe(job: Job, model: Model, runner: Runner, tensors: Tensors, scores: Any) -> dict[str, Any]:
-    """The metadata of a delta: who it is, what it does, how it was made. No time, path or host."""
+def describe(job: Job, model: Model, runner: Runner, tensors: Tensors, scores: dict[str, dict[str, Score]]) -> Meta:
+    """The metadata of the delta that a trial ends in."""
     trial, columns = runner.trial, job.dataset.columns
-    return {
-        "format": FORMAT,
-        "base": job.base.name,
-        "hub": job.base.hub,
-        "fingerprint": job.base.fingerprint,
-        "select": trial.select,
-        "inject": trial.inject,
-        "head": trial.head,
-        "init": trial.init,
-        "pool": trial.pool,
-        "task": job.task.kind,
-        "name": job.named.name if job.named else None,
-        "labels": list(job.task.labels),
-        "center": job.task.center,
-        "spread": job.task.spread,
-        "columns": {"text": columns.text, "text_pair": columns.text_pair, "label": columns.label},
-        "max_length": trial.max_length,
-        "stride": trial.stride,
-        "metric": trial.metric,
-        "metrics": {name: {m: asdict(s) for m, s in table.items()} for name, table in scores.items()},
-        "trial": {**asdict(trial), "best_step": runner.best_step, "train_rows": len(job.train.examples)},
-        "trained": runner.bank.lanes[runner.k].trained,
-        "total": job.base.grown(trial.inject).total + sum(math.prod(shape) for shape in model.head.values()),
-        "change": change_map(model, tensors),
-        "versions": {"bitfit": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
-        "threads": torch.get_num_threads(),
-    }
+    head_size = sum(math.prod(shape) for shape in model.head.values())
+    return Meta(
+        base=job.base.name,
+        hub=job.base.hub,
+        fingerprint=job.base.fingerprint,
+        select=trial.select,
+        inject=trial.inject,
+        head=trial.head,
+        init=trial.init,
+        pool=trial.pool,
+        task=job.task.kind,
+        name=job.named.name if job.named else None,
+        labels=job.task.labels,
+        center=job.task.center,
+        spread=job.task.spread,
+        columns=Columns(columns.text, columns.text_pair, columns.label),
+        max_length=trial.max_length,
+        stride=trial.stride,
+        metric=trial.metric,
+        metrics=scores,
+        trial=TrialRecord(**asdict(trial), best_step=runner.best_step, train_rows=len(job.train.examples)),
+        trained=runner.bank.lanes[runner.k].trained,
+        total=job.base.grown(trial.inject).total + head_size,
+        change={term: tuple(row) for term, row in change_map(model, tensors).items()},
+        versions={"bitfit": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__},
+        threads=torch.get_num_threads(),
+    )
 
 
 def _best(job: Job, outcomes: list[Outcome]) -> Outcome:
@@ -315,9 +316,9 @@ def tested(job: Job, best: Outcome) -> Outcome:
     model = Model(job.base, job.task.outputs, best.trial.pool)
     bank = Bank(model, [lane_of_delta(model, best.delta)])
     scores = {name: job.scores(bank, 0, job.task.encode(job.encoder, test), test) for name, test in tests.items()}
-    found = {name: {m: asdict(s) for m, s in table.items()} for name, table in scores.items()}
-    delta = Delta(best.delta.tensors, {**best.delta.meta, "metrics": {**best.delta.meta["metrics"], **found}})
-    return replace(best, scores={**best.scores, **scores}, delta=delta)
+    scores = {**best.scores, **scores}
+    delta = replace(best.delta, meta=replace(best.delta.meta, metrics=scores))
+    return replace(best, scores=scores, delta=delta)
 
 
 def run_folder(out: str | Path) -> Path:

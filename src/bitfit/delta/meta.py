@@ -1,0 +1,175 @@
+"""The metadata of a delta: which base it belongs to, what it does, how it was made and how well it does.
+
+In the file it is one JSON table. This module alone reads and writes that table; everything else uses attributes.
+
+Format 1: a key that this version does not know is ignored, and a key that was added later has a default here, which
+is what versions without the key did. So older and newer files of the same format load. A change that an older reader
+would get wrong raises FORMAT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..data.examples import Columns
+from ..errors import DeltaError
+from ..values import read_known
+
+FORMAT = 1
+POOLS = ("cls", "mean", "tokens")  # what the head reads
+LABELLED = ("classification", "multilabel", "tagging")  # kinds whose answers are names
+MAX_LAYERS = 1000
+LARGEST = 1e300  # of a number that is shown or drawn
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric's value with its 95% interval, all as fractions of 1."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One training, with everything that decides its outcome except the data and the base.
+
+    A field that is added needs a default: what versions without it did.
+    """
+
+    select: str
+    inject: str = "none"
+    head: str
+    init: str
+    pool: str
+    lr: float
+    batch: int
+    seed: int
+    epochs: int
+    evals_per_epoch: int
+    schedule: str
+    weight_decay: float
+    clip: float
+    max_length: int
+    stride: int = 0
+    train_size: int | None
+    data_seed: int = 0
+    protocol: str = "published"
+    metric: str
+    prefix_dropout: bool = True
+    dropout: str = "on"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRecord(Trial):
+    """The trial that made a delta, and what became of it."""
+
+    best_step: int = 0  # of the checkpoint that the delta holds
+    train_rows: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meta:
+    """What a delta says of itself. It holds no time, no path and no host name."""
+
+    format: int = FORMAT
+    base: str
+    hub: bool  # whether the base's name is one of the hub
+    fingerprint: str
+    select: str
+    inject: str = "none"  # biases that the delta adds to layers without one, in the selection language
+    head: str
+    init: str
+    pool: str
+    task: str  # the kind of task
+    name: str | None = None  # of a named task
+    labels: tuple[str, ...]  # the names of the classes; none for regression and answering
+    center: float  # a regression's head answers (label - center) / spread
+    spread: float
+    columns: Columns
+    max_length: int
+    stride: int = 0
+    metric: str
+    metrics: Mapping[str, Mapping[str, Score]]  # split -> metric -> score
+    trial: TrialRecord | None = None  # None: the delta was not made by a training
+    trained: int
+    total: int
+    change: Mapping[str, tuple[float | None, ...]]  # term -> mean absolute change of each layer
+    versions: Mapping[str, str]
+    threads: int = 0  # of the training, 0 if unknown
+    folded: bool = False
+    sha256: str = ""  # of the file it was read from
+
+    def __post_init__(self) -> None:
+        if self.pool not in POOLS:
+            raise ValueError(f"pool: must be one of {', '.join(POOLS)}")
+        if not 1 <= self.max_length < 1 << 20:
+            raise ValueError("max_length: must be at least 1 and less than 1,048,576 tokens")
+        if not 0 <= self.stride <= self.max_length // 2:
+            raise ValueError(f"stride: must be between 0 and half of max_length {self.max_length}")
+        if not 0 <= self.trained <= self.total < 1 << 63 or self.total == 0:
+            raise ValueError("trained: must be at least 0 and at most total")
+        self._check_labels()
+        self._check_scores()
+        self._check_change()
+
+    def _check_labels(self) -> None:
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError("labels: two of them are the same")
+        if any("\ud800" <= character <= "\udfff" for label in self.labels for character in label):
+            raise ValueError("labels: not all of them are valid Unicode texts")
+        if self.task in LABELLED and not self.labels:
+            raise ValueError(f"labels: a {self.task} task needs some")
+
+    def _check_scores(self) -> None:
+        if self.metric not in self.metrics.get("dev", ()):
+            raise ValueError(f"metrics: lacks the dev score by {self.metric[:40]}")
+        for scores in self.metrics.values():
+            for score in scores.values():
+                _require_numbers("metrics", (score.value, score.low, score.high))
+
+    def _check_change(self) -> None:
+        for row in self.change.values():
+            if len(row) > MAX_LAYERS:
+                raise ValueError(f"change: a term has more than {MAX_LAYERS:,} layers")
+            _require_numbers("change", row)
+
+    @property
+    def score(self) -> Score:
+        """The dev score by the metric that picked the checkpoint."""
+        return self.metrics["dev"][self.metric]
+
+    @property
+    def pairs(self) -> bool:
+        """Whether an input is two texts."""
+        return self.columns.text_pair is not None
+
+    def table(self) -> dict[str, Any]:
+        """The metadata as the file holds it."""
+        table = asdict(self)
+        del table["columns"]["numbered"]  # how files were read, not what they hold
+        if self.trial is None:
+            table["trial"] = {}
+        return table
+
+
+def read_meta(table: Mapping[str, Any], where: str) -> Meta:
+    """The metadata in a file's table; DeltaError with the file and the key if it is not of the format."""
+    if table.get("format") != FORMAT or isinstance(table["format"], bool):
+        raise DeltaError(f"{where}: delta format {_short(table.get('format'))}; this bitfit reads format {FORMAT}")
+    if table.get("trial") == {}:
+        table = {**table, "trial": None}
+    return read_known(Meta, table, f"{where}: metadata", DeltaError)
+
+
+def _short(value: object) -> str:
+    return repr(value)[:40]
+
+
+def _require_numbers(key: str, values: Iterable[float | None]) -> None:
+    for value in values:
+        if value is not None and not abs(value) <= LARGEST:
+            raise ValueError(f"{key}: a number is too large, or not a number")
