@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bitfit.bank.bank import Bank, change_map, lane_of_delta, lane_to_train
+from bitfit.model.resolution import resolve_starts
 from bitfit.model.selection import select
 from bitfit.model.task_model import Model
 from bitfit.tasks.encode import Encoder
@@ -20,9 +21,12 @@ def rows_of(base, count=6, pair=False):
     return Encoder(base)(texts, texts[::-1] if pair else None)
 
 
-def bank_of(base, text="bias", pool="cls", seeds=(0,), inject=None, **options):
+def bank_of(base, text="bias", pool="cls", seeds=(0,), inject=None, init="keep", **options):
     model = Model(base, 3, pool, inject or INJECT.get(base.config.model_type, "none"))
-    lanes = [lane_to_train(model, select(model.anatomy, text, seed), seed=seed, **options) for seed in seeds]
+    lanes = []
+    for seed in seeds:
+        starts = resolve_starts(model.anatomy, init, seed)
+        lanes.append(lane_to_train(model, select(model.anatomy, text, seed), starts=starts, seed=seed, **options))
     return Bank(model, lanes)
 
 

@@ -10,6 +10,7 @@ from bitfit import train
 from bitfit.bank.bank import Bank, lane_to_train
 from bitfit.bank.packed import Packed
 from bitfit.errors import Interrupted
+from bitfit.model.resolution import resolve_starts
 from bitfit.model.rows import by_length
 from bitfit.model.selection import select
 from bitfit.model.task_model import Model
@@ -20,10 +21,11 @@ from packing import PACKED, POOLS, STREAMS, assert_close, learn, rows, tiny_base
 FROZEN = {"none": 3, "bias@last1": 2, "b_m2@1 + b_q@2": 1, "bias": 0, "random(W_q@last2, 9)": 1}
 
 
-def bank_of(model_type, selection, pool, lanes=3, **options):
+def bank_of(model_type, selection, pool, lanes=3, init="keep"):
     model = Model(tiny_base(model_type), 3, pool)
-    chosen = [select(model.anatomy, selection, 0) for _ in range(lanes)]
-    return Bank(model, [lane_to_train(model, c, seed=k, **options) for k, c in enumerate(chosen)], prefix_dropout=False)
+    chosen, starts = select(model.anatomy, selection, 0), resolve_starts(model.anatomy, init, 0)
+    made = [lane_to_train(model, chosen, starts=starts, seed=k) for k in range(lanes)]
+    return Bank(model, made, prefix_dropout=False)
 
 
 @pytest.mark.parametrize("streams", [None, STREAMS], ids=["still", "dropout"])
@@ -127,11 +129,26 @@ def test_prefix_dropout_restores_dropout_everywhere(base, csv_file):
     assert first[0].meta.trial.prefix_dropout is True
 
 
-def test_a_lane_with_another_prefix_gets_another_pass(base, csv_file):
-    job, trials = training.prepare(
-        csv_file, base, training.Plan(select="random(b_q, 2)", lr=1e-3, seed=list(range(8))), lambda _: None
-    )
-    anatomy = base.anatomy
-    for group in training.passes(job, trials, None):
-        depths = {anatomy.layers_below(select(anatomy, trial.select, trial.seed).entries) for trial in group}
-        assert len(depths) == 1
+def frozen_layers(job, trial):
+    """The frozen prefix of a trial that is trained alone."""
+    model = Model(job.base, job.task.outputs, trial.pool)
+    lane = lane_to_train(model, select(model.anatomy, trial.select, trial.seed))
+    return Bank(model, [lane], prefix_dropout=False).frozen
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])  # the pooler is a part of the samples under cls only
+def test_lanes_of_unlike_prefix_never_share_a_pass(base, csv_file, pool):
+    plan = training.Plan(select="random(bias, 2)", pool=pool, lr=1e-3, seed=list(range(38, 50)))
+    job, trials = training.prepare(csv_file, base, plan, lambda _: None)
+    for group in training.passes(trials):
+        assert len({frozen_layers(job, resolved.trial) for resolved in group}) == 1
+
+
+def test_the_depth_that_groups_trials_is_the_one_that_is_trained(base, csv_file):
+    plan = training.Plan(select="random(bias, 2)", pool="mean", init="zero(b_q@1)", lr=1e-3, seed=list(range(38, 50)))
+    _, trials = training.prepare(csv_file, base, plan, lambda _: None)
+    for resolved in trials:
+        model = Model(base, 2, "mean")
+        what = resolved.resolution
+        lane = lane_to_train(model, what.selection, starts=what.starts, seed=resolved.trial.seed)
+        assert Bank(model, [lane], prefix_dropout=False).frozen == what.depth

@@ -9,6 +9,7 @@ from bitfit.bank import sparse
 from bitfit.bank.bank import Bank, lane_of_delta, lane_to_train
 from bitfit.bank.sparse import Patch
 from bitfit.delta.delta import Delta
+from bitfit.model.resolution import resolve_starts
 from bitfit.model.selection import select
 from bitfit.model.task_model import Model
 from packing import PACKED, POOLS, STREAMS, assert_close, by_name, learn, rows, tiny_base
@@ -26,8 +27,11 @@ def every_mask_is_sparse(monkeypatch):
     monkeypatch.setattr(sparse, "SCATTERED", 1.0)
 
 
-def bank_of(model, selections=SELECTIONS, **options):
-    lanes = [lane_to_train(model, select(model.anatomy, s, k), seed=k, **options) for k, s in selections.items()]
+def bank_of(model, selections=SELECTIONS, init="keep"):
+    lanes = []
+    for k, text in selections.items():
+        starts = resolve_starts(model.anatomy, init, k)
+        lanes.append(lane_to_train(model, select(model.anatomy, text, k), starts=starts, seed=k))
     bank = Bank(model, lanes)
     bank.values.add_(torch.randn(bank.values.shape, generator=torch.Generator().manual_seed(3)), alpha=0.05)
     return bank

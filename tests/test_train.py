@@ -16,7 +16,7 @@ from bitfit.delta import safefile
 from bitfit.errors import DataError, Diverged, Interrupted, UsageError, WriteError
 from bitfit.model.selection import select as choose
 from bitfit.training.loop import batch_rows, evaluation_steps, schedule
-from bitfit.training.plan import Plan, default_rates
+from bitfit.training.plan import Plan, Trial, default_rates
 from bitfit.training.run import run_folder
 from support import StopAt, reviews
 
@@ -264,23 +264,25 @@ def test_resuming_with_another_grouping_is_refused(base, csv_file, tmp_path):
 
 
 def test_every_epoch_sees_every_row_once_in_the_lanes_own_order():
-    trial = Plan(batch=8, seed=1, epochs=2, lr=1e-3)
-    one = make_trial(trial)
+    one = make_trial(batch=8, seed=1, epochs=2)
     first = np.concatenate([batch_rows(one, step, 61) for step in range(1, 9)])
     second = np.concatenate([batch_rows(one, step, 61) for step in range(9, 17)])
     assert sorted(first) == sorted(second) == list(range(61)) and list(first) != list(second)
 
 
-def make_trial(plan):
-    from types import SimpleNamespace
-
-    task = SimpleNamespace(metric="accuracy", by_token=False)
-    return plan.trials(SimpleNamespace(width=768), task, SimpleNamespace(max_length=128), "cls")[0]
+def make_trial(**changes):
+    plain = {
+        "select": "bias", "inject": "none", "head": "full", "init": "keep", "pool": "cls", "lr": 1e-3, "batch": 8,
+        "seed": 0, "epochs": 5, "evals_per_epoch": 2, "schedule": "linear", "weight_decay": 0.0, "clip": 1.0,
+        "max_length": 128, "stride": 0, "train_size": None, "data_seed": 0, "protocol": "published",
+        "metric": "accuracy", "prefix_dropout": False,
+    }  # fmt: skip
+    return Trial(**{**plain, **changes})
 
 
 @pytest.mark.parametrize(("rows", "batch", "epochs", "parts"), [(61, 8, 3, 2), (5, 8, 2, 4), (80, 8, 1, 10)])
 def test_evaluations_fall_inside_the_run_and_on_its_last_step(rows, batch, epochs, parts):
-    trial = make_trial(Plan(batch=batch, epochs=epochs, evals_per_epoch=parts, lr=1.0))
+    trial = make_trial(batch=batch, epochs=epochs, evals_per_epoch=parts)
     steps, total = evaluation_steps(trial, rows), epochs * math.ceil(rows / batch)
     assert max(steps) == total and min(steps) >= 1 and len(steps) <= epochs * parts
 
@@ -380,7 +382,7 @@ def test_one_bank_holds_the_lanes_of_a_grid_and_whole_matrices_train_alone(base,
     from bitfit.training.run import passes, prepare
 
     for select, sizes in (("bias", [4]), ("all", [1, 1, 1, 1]), ("W_q", [1, 1, 1, 1]), ("random(all, 9)", [4])):
-        job, trials = prepare(csv_file, base, Plan(select=select, lr=[1, 2, 3, 4]), lambda _: None)
-        assert [len(group) for group in passes(job, trials, None)] == sizes
-    job, trials = prepare(csv_file, base, Plan(lr=[1, 2, 3], batch=[4, 8]), lambda _: None)
-    assert [len(group) for group in passes(job, trials, 2)] == [2, 1, 2, 1]
+        _, trials = prepare(csv_file, base, Plan(select=select, lr=[1, 2, 3, 4]), lambda _: None)
+        assert [len(group) for group in passes(trials, None)] == sizes
+    _, trials = prepare(csv_file, base, Plan(lr=[1, 2, 3], batch=[4, 8]), lambda _: None)
+    assert [len(group) for group in passes(trials, 2)] == [2, 1, 2, 1]

@@ -24,8 +24,9 @@ from ..arrays import Array, Tensors
 from ..delta.delta import INDEX, VALUE, Delta
 from ..errors import DeltaError, UsageError
 from ..model.anatomy import HEADS, Site
+from ..model.resolution import Start
 from ..model.rows import Known, Rows
-from ..model.selection import Selection, parse_init, select
+from ..model.selection import Selection
 from ..model.task_model import Model, fresh
 from .dropout import Keyed
 from .packed import Packed, Wear
@@ -86,16 +87,18 @@ class Piece:
     values: Tensor
 
 
-def lane_to_train(model: Model, selection: Selection, head: str = "full", init: str = "keep", seed: int = 0) -> Lane:
-    """A lane at its start: the selected entries as the base has them (or as `init` says) and a seeded head."""
+def lane_to_train(
+    model: Model, selection: Selection, head: str = "full", starts: Sequence[Start] = (), seed: int = 0
+) -> Lane:
+    """A lane at its start: the selected entries as the base has them (or as `starts` says) and a seeded head."""
     if head not in HEADS:
         raise UsageError(f"--head {head}: must be one of {', '.join(HEADS)}")
     trained: list[Piece] = []
     constant: list[Piece] = []
-    starts = _init_starts(model, init, seed)
-    for name in (site for site in model.anatomy.shapes if site in selection.entries or site in starts):
+    changed = _start_values(model, starts, seed)
+    for name in (site for site in model.anatomy.shapes if site in selection.entries or site in changed):
         shape, original = tuple(model.original(name).shape), model.original(name).detach().cpu().reshape(-1)
-        values, touched = starts.get(name, (original, np.empty(0, np.int64)))
+        values, touched = changed.get(name, (original, np.empty(0, np.int64)))
         index = selection.entries[name] if name in selection.entries else np.empty(0, np.int64)
         if index is None or index.size:
             trained.append(Piece(name, index, shape, _take(values, index)))
@@ -370,25 +373,23 @@ def _site_change(model: Model, site: Site, tensors: Mapping[str, Array]) -> Arra
     return change
 
 
-def _init_starts(model: Model, init: str, seed: int) -> dict[str, tuple[Tensor, Array | None]]:
-    starts: dict[str, tuple[Tensor, Array | None]] = {}
+def _start_values(model: Model, starts: Sequence[Start], seed: int) -> dict[str, tuple[Tensor, Array | None]]:
+    """Tensor -> its values at the start and which of its entries differ from the base (None: all)."""
+    changed: dict[str, tuple[Tensor, Array | None]] = {}
     generator = torch.Generator().manual_seed(seed + 1)
     spread = float(getattr(model.base.config, "initializer_range", 0.02))
-    for step in parse_init(init):
-        if step.kind == "keep":
-            continue
-        chosen = select(model.anatomy, step.selection, seed)
-        for name, index in chosen.entries.items():
+    for start in starts:
+        for name, index in start.selection.entries.items():
             original = model.original(name).detach().cpu()
-            before, touched = starts.get(name, (original.reshape(-1), np.empty(0, np.int64)))
+            before, touched = changed.get(name, (original.reshape(-1), np.empty(0, np.int64)))
             shape = tuple(original.shape)
-            new = torch.zeros(shape) if step.kind == "zero" else fresh(name, shape, spread, generator)
+            new = torch.zeros(shape) if start.kind == "zero" else fresh(name, shape, spread, generator)
             values = before.clone()
             where = slice(None) if index is None else torch.tensor(index)
             values[where] = new.reshape(-1)[where]
             both = None if index is None or touched is None else np.union1d(touched, index)
-            starts[name] = (values, both)
-    return starts
+            changed[name] = (values, both)
+    return changed
 
 
 def _take(values: Tensor, index: Array | None) -> Tensor:

@@ -13,8 +13,9 @@ from ..errors import UsageError, suggest
 from .anatomy import HEADS, PART, Anatomy
 from .base import Base, empty_model, load_base, load_config
 from .grafts import NONE, grow, slots
+from .resolution import resolve
 from .selection import Selection, count_by_term
-from .selection import select as resolve
+from .selection import select as select_sites
 from .task_model import Model
 
 
@@ -116,31 +117,44 @@ def count(
     """Count what a selection trains on a folder, a hub id or a bare config file, with a head for two classes."""
     if head not in HEADS:
         raise UsageError(f'--head: no "{head}".{suggest(head, HEADS)}')
-    name, sites, usable, outside = _shapes(spec, inject)
-    chosen = resolve(usable, select, seed)
-    trained = dict.fromkeys(sites.terms, 0) | count_by_term(usable, chosen)
-    return Audit(name, select, sites, chosen, trained, outside, head, sites.total - usable.total)
+    if spec is None or isinstance(spec, Base) or _has_weights(spec):
+        base = spec if isinstance(spec, Base) else load_base(spec)
+        found = resolve(base, select, inject=inject, seed=seed)
+        model = Model(base, 2, found.pool, inject)
+        return _audit(base.name, select, base.grown(inject), found.anatomy, found.selection, model.head, head)
+    name, sites, outside = _shapes(spec, inject)
+    return _audit(name, select, sites, sites, select_sites(sites, select, seed), outside, head)
+
+
+def _audit(
+    name: str,
+    text: str,
+    sites: Anatomy,
+    usable: Anatomy,
+    selection: Selection,
+    head: dict[str, tuple[int, ...]],
+    policy: str,
+) -> Audit:
+    trained = dict.fromkeys(sites.terms, 0) | count_by_term(usable, selection)
+    return Audit(name, text, sites, selection, trained, head, policy, sites.total - usable.total)
 
 
 def select(model: nn.Module | Base | Model, text: str, seed: int = 0) -> Selection:
     """Which entries of a model a selection means; names are relative to its encoder."""
     if isinstance(model, Base | Model):
-        return resolve(model.anatomy, text, seed)
-    return resolve(_encoder_anatomy(model), text, seed)
+        return select_sites(model.anatomy, text, seed)
+    return select_sites(_encoder_anatomy(model), text, seed)
 
 
-def _shapes(spec: str | Base | None, inject: str) -> tuple[str, Anatomy, Anatomy, dict[str, tuple[int, ...]]]:
-    if spec is None or isinstance(spec, Base) or _has_weights(spec):
-        base = spec if isinstance(spec, Base) else load_base(spec)
-        model = Model(base, outputs=2, inject=inject)
-        return base.name, base.grown(inject), model.anatomy, model.head
+def _shapes(spec: str, inject: str) -> tuple[str, Anatomy, dict[str, tuple[int, ...]]]:
+    """Name, sites and head of an architecture without weights."""
     config, name = load_config(spec)
     whole = empty_model(config)
     prefix = str(whole.base_model_prefix) + "."
     inside = whole.base_model is whole
     outside = {} if inside else {n: tuple(p.shape) for n, p in whole.named_parameters() if not n.startswith(prefix)}
     sites = _encoder_anatomy(whole, inject)
-    return name, sites, sites, outside
+    return name, sites, outside
 
 
 def _encoder_anatomy(model: nn.Module, inject: str = NONE) -> Anatomy:

@@ -79,6 +79,12 @@ class Base:
         state.update(tokenizer_text(self.tokenizer).encode())
         return state.hexdigest()
 
+    @cached_property
+    def has_own_head(self) -> bool:
+        """Whether the architecture has a classification head of its own."""
+        model = empty_model(copy.deepcopy(self.config))
+        return model.base_model is not model
+
     @property
     def width(self) -> int:
         """The size of the hidden states."""

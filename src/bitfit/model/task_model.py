@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ..arrays import Array
-from .anatomy import HEAD, PART, Anatomy
+from .anatomy import HEAD
 from .base import Base, empty_model
 from .grafts import NONE, layer_of, put
+from .resolution import resolve_pool, selectable
 from .rows import Rows
 
 Place = tuple[nn.Module, str]
@@ -56,8 +57,9 @@ class Model(nn.Module):
     def __init__(self, base: Base, outputs: int, pool: str = "auto", inject: str = NONE) -> None:
         super().__init__()
         self.base = base
-        self._sites = base.anatomy if inject == NONE else base.grown(inject)
-        self.outputs, self.pool = outputs, resolve_pool(base, pool)
+        self.outputs = outputs
+        self.pool = resolve_pool(base, pool)
+        self.anatomy = selectable(base, self.pool, inject)
         self.whole: nn.Module
         if self.pool != "cls":
             self.whole = Head(base.width, outputs, _dropout(base.config))
@@ -131,17 +133,9 @@ class Model(nn.Module):
         return batch
 
     @property
-    def anatomy(self) -> Anatomy:
-        """The sites that can be selected: a pooler that is never called is not among them."""
-        full = self._sites
-        if self.pool == "cls":
-            return full
-        return Anatomy(full.family, tuple(s for s in full.sites if PART[s.term] != "pooler"), full.layers)
-
-    @property
     def injected(self) -> list[str]:
         """The biases that the encoder's layers have not and that can be selected all the same."""
-        return [name for name in self._sites.shapes if name in self.base.slots]
+        return [name for name in self.anatomy.shapes if name in self.base.slots]
 
     @property
     def head(self) -> dict[str, tuple[int, ...]]:
@@ -173,16 +167,6 @@ def fresh(name: str, shape: tuple[int, ...], spread: float, generator: torch.Gen
     if len(shape) == 1:
         return torch.ones(shape)
     return torch.empty(shape).normal_(0.0, spread, generator=generator)
-
-
-def resolve_pool(base: Base, pool: str) -> str:
-    """What `auto` means for this base; an architecture without a head of its own is mean-pooled."""
-    if pool == "tokens":
-        return pool
-    own = empty_model(copy.deepcopy(base.config))
-    if own.base_model is own:
-        return "mean"
-    return base.pooling if pool == "auto" else pool
 
 
 def _means(hidden: Tensor, mask: Tensor) -> Tensor:

@@ -1,11 +1,15 @@
-"""Which trials a study consists of: a pure function of the study and of what the user changed. No torch, no numpy."""
+"""Which trials a study consists of: a pure function of the study and of what the user changed. Needs no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
+from ..model.anatomy import Anatomy, anatomy
+from ..model.selection import Selection, parse_init, select
+from ..training.plan import MASK
 from .spec import Method, Protocol, Study
 
 MISMATCHED = "mnli-mm"
@@ -211,13 +215,65 @@ LAYERS = {
 }  # fmt: skip
 
 
-def work(method: Method, layers: float, tokens: float, dev_tokens: float, epochs: int, evaluations: int) -> float:
-    """Floating-point operations of one trial: forward 2, gradient of inputs 2, of weights 2 per parameter and token."""
-    words = method.select.replace("(", " ").split()
-    if words == ["none"] and method.init == "keep":
-        return 2 * layers * (tokens + dev_tokens)  # the frozen encoder runs once
-    step = 6 if words[:1] == ["all"] else 4
-    return layers * (step * tokens * epochs + 2 * dev_tokens * epochs * evaluations)
+# The shape of BERT-base, on which selections are resolved for estimates: per layer, then outside the layers.
+_WIDTH, _INNER, _VOCABULARY, _DEPTH = 768, 3072, 30522, 12
+_IN_LAYER = {
+    "attention.self.query": (_WIDTH, _WIDTH), "attention.self.key": (_WIDTH, _WIDTH),
+    "attention.self.value": (_WIDTH, _WIDTH), "attention.output.dense": (_WIDTH, _WIDTH),
+    "attention.output.LayerNorm": (_WIDTH,), "intermediate.dense": (_INNER, _WIDTH),
+    "output.dense": (_WIDTH, _INNER), "output.LayerNorm": (_WIDTH,),
+}  # fmt: skip
+_OUTSIDE = {
+    "embeddings.word_embeddings.weight": (_VOCABULARY, _WIDTH), "embeddings.position_embeddings.weight": (512, _WIDTH),
+    "embeddings.token_type_embeddings.weight": (2, _WIDTH), "embeddings.LayerNorm.weight": (_WIDTH,),
+    "embeddings.LayerNorm.bias": (_WIDTH,), "pooler.dense.weight": (_WIDTH, _WIDTH), "pooler.dense.bias": (_WIDTH,),
+}  # fmt: skip
+
+
+@cache
+def _bert_base() -> Anatomy:
+    shapes: dict[str, tuple[int, ...]] = dict(_OUTSIDE)
+    for layer in range(_DEPTH):
+        for module, shape in _IN_LAYER.items():
+            shapes[f"encoder.layer.{layer}.{module}.weight"] = shape
+            shapes[f"encoder.layer.{layer}.{module}.bias"] = shape[:1]
+    return anatomy("bert", shapes)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What decides the cost of a step: the share of the layers that is frozen, and whether matrices train."""
+
+    frozen: float
+    matrices: bool
+
+    @classmethod
+    def of(cls, selection: Selection, depth: int, layers: int) -> Effort:
+        """The effort of a selection above `depth` frozen layers."""
+        return cls(depth / max(1, layers), selection.matrix_share > MASK)
+
+
+@cache
+def _effort(text: str, init: str) -> Effort:
+    """The effort of a method on BERT-base."""
+    sites = _bert_base()
+    selection = select(sites, text)
+    changed = set(selection.entries)
+    for step in parse_init(init):
+        if step.kind != "keep":
+            changed.update(select(sites, step.selection).entries)
+    return Effort.of(selection, sites.layers_below(changed), sites.layers)
+
+
+def work(effort: Effort, layers: float, tokens: float, dev_tokens: float, epochs: int, evaluations: int) -> float:
+    """Floating-point operations of one trial: forward 2, gradient of inputs 2, of weights 2 per parameter and token.
+
+    Frozen layers run once, whatever the epochs.
+    """
+    frozen, active = layers * effort.frozen, layers * (1 - effort.frozen)
+    step = 6 if effort.matrices else 4
+    once = 2 * frozen * (tokens + dev_tokens)
+    return once + active * (step * tokens * epochs + 2 * dev_tokens * epochs * evaluations)
 
 
 def estimate(study: Study) -> tuple[int, float]:
@@ -232,5 +288,5 @@ def estimate(study: Study) -> tuple[int, float]:
             trials = tried * study.rounds(task) if every else tried + study.rounds(task) - 1
             for base in protocol.bases:
                 spent = LAYERS.get(base, 85e6), rows * tokens, dev * tokens, protocol.epochs, protocol.evals_per_epoch
-                count, total = count + trials, total + trials * work(method, *spent)
+                count, total = count + trials, total + trials * work(_effort(method.select, method.init), *spent)
     return count, total / FLOPS

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from .. import __version__
 from ..errors import DataError, Interrupted, SelectionError, UsageError, suggest
 from ..model.audit import count
 from ..model.base import Base, load_base
-from ..model.selection import parse_init, select
+from ..model.resolution import resolve
 from ..training.checkpoint import SECONDS, Store
 from ..training.loop import Job, Runner, Watch
 from ..training.plan import Plan, Trial, default_rates
-from ..training.run import Outcome, passes, prepare, run_pass, tested
+from ..training.resolved import Resolved, passes, resolve_trials
+from ..training.run import Outcome, prepare, run_pass, tested
 from . import data as data_of
 from . import grid
 from .grid import Point, Settings
@@ -81,7 +83,7 @@ def open_job(opening: Opening) -> tuple[Job, Trial, str]:
     length = min(opening.max_length, base.max_length)
     asked = Plan(metric=metric, max_length=length, lr=1e-3)
     job, trials = prepare(found, base, asked, lambda _: None)
-    return job, trials[0], data_of.fingerprint(found)
+    return job, trials[0].trial, data_of.fingerprint(found)
 
 
 # ---- one pass
@@ -96,7 +98,7 @@ def perform(work: Pass, watch: Watch) -> list[Result]:
     began = time.monotonic()
     job.stop.requested = False
     with job.stop.listening(), torch.random.fork_rng(devices=[]):
-        outcomes = run_pass(job, list(work.trials), 0, store, watch, lambda _: None)
+        outcomes = run_pass(job, resolve_trials(job.base, work.trials), 0, store, watch, lambda _: None)
         outcomes = [tested(job, outcome) for outcome in outcomes]
     share = 1 / len(outcomes)
     cost = {"seconds": (time.monotonic() - began) * share, "memory": peak_memory(), "work": work.work * share}
@@ -228,26 +230,24 @@ class Campaign:
     def _passes(self, opening: Opening, points: list[Point]) -> Iterator[Pass]:
         job, template, data = open_job(opening)
         self.digests.setdefault(opening.task, data[:12])  # of its first size
-        trials: dict[Trial, Point] = {}
-        for point in points:
-            method = self.study.method(point.method)
-            if self._possible(job, method):
-                trial = self._trial(template, method, point, len(job.train))
+        where: dict[Trial, Point] = {}  # methods that are equal on this base share a trial
+        trials: list[Resolved] = []
+        for name, of_method in groupby(points, key=lambda point: point.method):
+            method = self.study.method(name)
+            wanted = {point: self._trial(template, method, point, len(job.train.examples)) for point in of_method}
+            try:
+                resolved = resolve_trials(job.base, wanted.values())
+            except SelectionError as error:
+                self.skipped[name] = str(error)
+                continue
+            trials += [found for found in resolved if found.trial not in where]
+            for point, trial in wanted.items():
                 self.keys[point] = key_of(asdict(trial), data, job.base.fingerprint)
-                trials.setdefault(trial, point)
-        for group in passes(job, list(trials), self.lanes):
-            missing = [trial for trial in group if not self.results.has(self.keys[trials[trial]])]
+                where.setdefault(trial, point)
+        for group in passes(trials, self.lanes):
+            missing = [found for found in group if not self.results.has(self.keys[where[found.trial]])]
             if missing:
-                yield self._pass(opening, job, missing, trials)
-
-    def _possible(self, job: Job, method: Method) -> bool:
-        try:
-            for text in (method.select, *(s.selection for s in parse_init(method.init) if s.kind != "keep")):
-                select(job.base.anatomy, text, 0)
-        except SelectionError as error:
-            self.skipped[method.name] = str(error)
-            return False
-        return True
+                yield self._pass(opening, job, missing, where)
 
     def _trial(self, template: Trial, method: Method, point: Point, rows: int) -> Trial:
         protocol, settings = self.study.protocol, self.settings
@@ -268,18 +268,14 @@ class Campaign:
             train_size=rows,
         )
 
-    def _pass(self, opening: Opening, job: Job, group: list[Trial], where: dict[Trial, Point]) -> Pass:
-        points = tuple(where[trial] for trial in group)
+    def _pass(self, opening: Opening, job: Job, group: list[Resolved], where: dict[Trial, Point]) -> Pass:
+        trials = tuple(resolved.trial for resolved in group)
+        points = tuple(where[trial] for trial in trials)
         keys = tuple(self.keys[point] for point in points)
-        layers = sum(site.size for site in job.base.anatomy.sites if site.layer is not None)
-        tokens, dev_tokens = len(job.train.rows.ids), len(job.dev.rows.ids)
-        total = sum(
-            grid.work(self.study.method(p.method), layers, tokens, dev_tokens, t.epochs, t.evals_per_epoch)
-            for p, t in zip(points, group, strict=True)
-        )
         folder = self.results.pass_folder(self.study.name, self.name, keys)
+        total = sum(_work(job, resolved) for resolved in group)
         memory = _memory(job, group)
-        return Pass(opening, points, tuple(group), keys, folder, total, memory, self.threads, self.checkpoint_seconds)
+        return Pass(opening, points, trials, keys, folder, total, memory, self.threads, self.checkpoint_seconds)
 
     def search(self) -> list[Point]:
         """The points of the first stage."""
@@ -288,7 +284,7 @@ class Campaign:
     def _suiting(self, method: Method) -> tuple[float, ...]:
         base = open_base(self.base)
         try:
-            return default_rates(select(base.anatomy, method.select, 0), base.width)
+            return default_rates(resolve(base, method.select).selection, base.width)
         except SelectionError:  # the base has no such term; `plan` says so
             return method.rates[:1]
 
@@ -342,11 +338,20 @@ def about(study: Study, base: Base, methods: Sequence[Method]) -> dict[str, Any]
     }
 
 
-def _memory(job: Job, group: list[Trial]) -> float:
+def _work(job: Job, resolved: Resolved) -> float:
+    """Floating-point operations of a trial."""
+    trial, what = resolved.trial, resolved.resolution
+    layers = sum(site.size for site in job.base.anatomy.sites if site.layer is not None)
+    effort = grid.Effort.of(what.selection, what.depth, job.base.anatomy.layers)
+    tokens, dev_tokens = len(job.train.rows.ids), len(job.dev.rows.ids)
+    return grid.work(effort, layers, tokens, dev_tokens, trial.epochs, trial.evals_per_epoch)
+
+
+def _memory(job: Job, group: list[Resolved]) -> float:
     """About how much memory a pass holds: the base, five numbers per trained entry, activations of a step."""
     base, config = job.base, job.base.config
-    trained = sum(select(base.anatomy, trial.select, trial.seed).count for trial in group)
-    tokens = len(group) * group[0].batch * len(job.train.rows.ids) / max(1, len(job.train))
+    trained = sum(resolved.resolution.selection.count for resolved in group)
+    tokens = len(group) * group[0].trial.batch * len(job.train.rows.ids) / max(1, len(job.train))
     wide = int(getattr(config, "intermediate_size", 4 * base.width))
     return 4.0 * (base.anatomy.total + 5 * trained + tokens * base.anatomy.layers * (12 * base.width + 3 * wide))
 

@@ -17,10 +17,7 @@ from ..errors import UsageError, suggest
 from ..model.anatomy import HEADS
 
 if TYPE_CHECKING:
-    from ..model.base import Base
     from ..model.selection import Selection
-    from ..tasks import Task
-    from ..tasks.encode import Encoder
 
 DROPOUTS = ("on", "off", "first-tenth")
 PROTOCOLS = ("published", "holdout")
@@ -133,27 +130,6 @@ class Plan:
         if value is not None and not (several(value) and all(good(item) for item in several(value))):
             shown = ",".join(f"{item:g}" for item in several(value))
             raise UsageError(f"--{name.replace('_', '-')} {shown}: must be {what}")
-
-    def trials(self, base: Base, task: Task, encoder: Encoder, pool: str) -> list[Trial]:
-        """The grid, in the order batch, rate, seed."""
-        rates = several(self.lr) if self.lr is not None else self._rates(base)
-        shared = {name: getattr(self, name) for name in _SHARED}
-        shared |= {"pool": pool, "max_length": encoder.max_length, "metric": task.metric}
-        shared["stride"] = encoder.stride if task.by_token else 0
-        return [
-            Trial(lr=float(lr), batch=batch, seed=seed, **shared)
-            for batch in several(self.batch)
-            for lr in rates
-            for seed in several(self.seed)
-        ]
-
-    def _rates(self, base: Base) -> tuple[float, ...]:
-        from ..model.selection import select
-
-        return default_rates(select(base.grown(self.inject), self.select, several(self.seed)[0]), base.width)
-
-
-_SHARED = ({f.name for f in fields(Trial)} & {f.name for f in fields(Plan)}) - {"lr", "batch", "seed"}
 
 
 def default_rates(selection: Selection, width: int) -> tuple[float, ...]:

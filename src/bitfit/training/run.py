@@ -17,17 +17,15 @@ import transformers
 
 from .. import __version__, files
 from ..arrays import Tensors
-from ..bank.bank import Bank, change_map, lane_of_delta, lane_to_train
-from ..bank.sparse import SCATTERED
+from ..bank.bank import Bank, Lane, change_map, lane_of_delta, lane_to_train
 from ..data import sources
 from ..data.examples import Columns, Dataset, Examples
 from ..data.named import NamedTask
 from ..delta.delta import Delta
 from ..delta.meta import Meta, TrialRecord
 from ..errors import Diverged, UsageError, suggest
-from ..model.anatomy import Anatomy
 from ..model.base import Base, load_base
-from ..model.selection import Selection, parse_init, select
+from ..model.selection import Selection
 from ..model.task_model import Model
 from ..tasks import Task
 from ..tasks.encode import Encoder
@@ -35,10 +33,10 @@ from ..tasks.metrics import Score
 from .checkpoint import Store
 from .loop import Job, Part, Runner, Watch, fit
 from .plan import Plan, Trial
+from .resolved import Resolved, passes, resolve_plan
 from .stop import Stop
 
 TRAIN_SCORE_ROWS = 1000
-LANES = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +110,7 @@ def train(
     with _threads(asked.threads):
         job, trials = prepare(source, base, asked, note)
         folder = run_folder(out) if out is not None else None
-        groups = passes(job, trials, asked.lanes)
+        groups = passes(trials, asked.lanes)
         store = Store(folder, run_key(job, groups), *([] if checkpoint_seconds is None else [checkpoint_seconds]))
         if not resume and store.clear():
             note("The checkpoints of an interrupted run were dropped; --resume would have gone on from them.")
@@ -154,7 +152,9 @@ def sized(out: str | Path, size: int) -> Path:
     return path.with_name(f"{path.stem}-{size}{path.suffix}")
 
 
-def prepare(source: str | Path | Dataset, base: Base | str | None, asked: Plan, note: Note) -> tuple[Job, list[Trial]]:
+def prepare(
+    source: str | Path | Dataset, base: Base | str | None, asked: Plan, note: Note
+) -> tuple[Job, list[Resolved]]:
     """Read the data, load the base, encode: everything before the first step."""
     dataset, named = (source, None) if isinstance(source, Dataset) else _read(source, asked)
     for text in dataset.notes:
@@ -162,7 +162,6 @@ def prepare(source: str | Path | Dataset, base: Base | str | None, asked: Plan, 
     metric = asked.metric or (named.metric if named else None)
     task = Task.of(dataset.kind, dataset.labels, metric).fitted(dataset.train)
     device = pick_device(asked.device)
-    pool = task.pool(asked.pool)
     loaded = (base if isinstance(base, Base) else load_base(base)).to(device)
     loaded.require_clean()
     usual = min(named.max_length, loaded.max_length) if named and named.max_length else None
@@ -172,8 +171,7 @@ def prepare(source: str | Path | Dataset, base: Base | str | None, asked: Plan, 
         for text in task.remarks(encoder, part.encoded, part.examples):
             note(f"{name}: {text}")
     job = Job(loaded, task, dataset, encoder, parts[0], parts[1], Stop(), device, named)
-    pool = Model(loaded, task.outputs, pool).pool
-    return job, asked.trials(loaded, task, encoder, pool)
+    return job, resolve_plan(asked, job)
 
 
 def _part(task: Task, encoder: Encoder, examples: Examples, device: torch.device) -> Part:
@@ -189,45 +187,25 @@ def _read(source: str | Path, asked: Plan) -> tuple[Dataset, NamedTask | None]:
     )  # fmt: skip
 
 
-def passes(job: Job, trials: list[Trial], lanes: int | None) -> list[list[Trial]]:
-    """Which trials train together: a function of the trials alone. Who trains much of the matrices trains alone."""
-    groups: list[list[Trial]] = []
-    last: tuple[object, ...] | None = None
-    for trial in trials:
-        sites = job.base.grown(trial.inject)
-        chosen = select(sites, trial.select, trial.seed)
-        # A frozen layer of one lane is frozen in all lanes of a pass: else a lane would not equal its separate run.
-        like = trial.batch, trial.dropout, sites.layers_below(_differing(sites, trial, chosen))
-        room = 1 if chosen.matrix_share > SCATTERED else lanes or LANES
-        if groups and like == last and len(groups[-1]) < room:
-            groups[-1].append(trial)
-        else:
-            groups.append([trial])
-        last = like
-    return groups
-
-
-def _differing(sites: Anatomy, trial: Trial, chosen: Selection) -> set[str]:
-    starts = [step.selection for step in parse_init(trial.init) if step.kind != "keep"]
-    return set(chosen.entries).union(*(select(sites, text, trial.seed).entries for text in starts))
-
-
-def run_pass(job: Job, trials: list[Trial], part: int, store: Store, watch: Watch, note: Note) -> list[Outcome]:
-    """Train one group of trials as the lanes of one bank."""
-    model = Model(job.base, job.task.outputs, trials[0].pool, trials[0].inject)
-    lanes = []
-    for trial in trials:
-        chosen = select(model.anatomy, trial.select, trial.seed)
-        lanes.append(lane_to_train(model, chosen, trial.head, trial.init, trial.seed))
-        if part == 0 and trial is trials[0]:
-            _remark(trial, chosen, model, note)
+def run_pass(job: Job, group: list[Resolved], part: int, store: Store, watch: Watch, note: Note) -> list[Outcome]:
+    """Train the trials of one pass as the lanes of one bank."""
+    first = group[0].trial
+    model = Model(job.base, job.task.outputs, first.pool, first.inject)
+    if part == 0:
+        _remark(first, group[0].resolution.selection, model, note)
+    lanes = [_lane(model, resolved) for resolved in group]
     if not all(lane.trained for lane in lanes):
-        raise UsageError(f"--select {trials[0].select} --head {trials[0].head}: nothing is left to train")
-    bank = Bank(model, lanes, trials[0].prefix_dropout)
+        raise UsageError(f"--select {first.select} --head {first.head}: nothing is left to train")
+    bank = Bank(model, lanes, first.prefix_dropout)
     job = job.with_prefix(bank)
-    runners = [Runner(trial, bank, k) for k, trial in enumerate(trials)]
+    runners = [Runner(resolved.trial, bank, k) for k, resolved in enumerate(group)]
     fit(job, runners, part, store, watch)
     return [finish(job, model, runner) for runner in runners]
+
+
+def _lane(model: Model, resolved: Resolved) -> Lane:
+    trial, what = resolved.trial, resolved.resolution
+    return lane_to_train(model, what.selection, trial.head, what.starts, trial.seed)
 
 
 def _remark(trial: Trial, chosen: Selection, model: Model, note: Note) -> None:
@@ -327,9 +305,11 @@ def run_folder(out: str | Path) -> Path:
     return path.with_name(path.name.removesuffix(".safetensors") + ".run")
 
 
-def run_key(job: Job, groups: list[list[Trial]]) -> str:
+def run_key(job: Job, groups: list[list[Resolved]]) -> str:
     """A digest of everything that decides the outcome, so that checkpoints are never mixed up."""
-    table = [[asdict(trial) for trial in group] for group in groups]
+    table = []
+    for group in groups:
+        table.append([asdict(resolved.trial) for resolved in group])
     state = hashlib.sha256(json.dumps(table, sort_keys=True).encode())
     state.update(f"{__version__} {job.base.fingerprint} {job.task}".encode())
     for part in (job.dataset.train, job.dataset.dev):
