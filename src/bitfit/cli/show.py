@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: tables, numbers and the progress bar. Imports no torch."""
+"""What the terminal shows: tables, numbers and the progress bar. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rich.text import Text
 
 from ..report import changemap
 
-DEMO = "all-MiniLM-L6-v2"  # base.py's name for it, which would bring torch
+DEMO = "all-MiniLM-L6-v2"  # model/base.py has the same name, but would import torch
 
-# soft_wrap off and markup off: texts, labels and file names are data and must come out as they are.
+# No markup: texts, labels and file names are data and must come out unchanged.
 out = Console(markup=False, highlight=False, emoji=False)
 err = Console(stderr=True, markup=False, highlight=False, emoji=False)
 
@@ -34,12 +34,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
 
 
 def clean(text: str) -> str:
-    """Text from a file without what could steer a terminal."""
+    """Text without control characters, which could change the terminal."""
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def note(text: str) -> None:
-    """One line to the person, beside the result."""
+    """Print a remark to stderr, apart from the result."""
     err.print(Text(clean(text), style="dim"), soft_wrap=not sys.stderr.isatty())
 
 
@@ -49,7 +49,7 @@ def percent(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """A number of bytes to read: 114 KB"""
     for unit in ("B", "KB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
@@ -58,19 +58,19 @@ def size(count: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration for people."""
+    """A duration to read: 52 s, 3.1 min"""
     return f"{value:.0f} s" if value < 120 else f"{value / 60:.1f} min"
 
 
 def run(done: Any, target: Path, took: float, base: str | None = None) -> None:
-    """What a training came to."""
+    """Print the result of a training."""
     best, meta = done.best, done.best.delta.meta
     metric = best.trial.metric
     if len(done.trials) > 1:
         rows = [(*_settings(o.trial), "-" if o.dev is None else percent(o.dev), o.status) for o in done.trials]
         out.print(table(["rate", "batch", "seed", f"dev {metric}", ""], rows))
-    for parts in _parts(best.scores):
-        out.print(_score_table({name: best.scores[name] for name in parts}))
+    for splits in _side_by_side(best.scores):
+        out.print(_score_table({split: best.scores[split] for split in splits}))
     gap = f"{percent(best.scores['train'][metric].value)} on train, {percent(best.scores['dev'][metric].value)} on dev"
     out.print(f"generalisation gap: {metric} {percent(best.gap[metric])} ({gap})")
     out.print(f"{done.baseline_name}: {metric} {percent(done.majority)} on dev")
@@ -83,31 +83,41 @@ def run(done: Any, target: Path, took: float, base: str | None = None) -> None:
 
 
 def sweep(runs: dict[int, Any], target: Path, took: float) -> None:
-    """What the runs of a size sweep came to."""
+    """Print the results of a training on several sizes."""
     first = next(iter(runs.values())).best
-    metrics = [*dict.fromkeys([first.trial.metric, *first.scores["dev"]])][:2]
-    lines = [
-        (f"{size:,}", *(cell for name in metrics for cell in score_cells(run.best.scores["dev"][name])),
-         percent(run.best.gap[metrics[0]]))
-        for size, run in runs.items()
-    ]  # fmt: skip
-    heads = [head for name in metrics for head in (f"dev {name}", "95% interval")]
-    out.print(table(["rows", *heads, f"gap {metrics[0]}"], lines, left=0))
+    main = first.trial.metric
+    metrics = list(dict.fromkeys([main, *first.scores["dev"]]))[:2]
+    columns = ["rows"]
+    for metric in metrics:
+        columns += [f"dev {metric}", "95% interval"]
+    lines = []
+    for size, run in runs.items():
+        cells = [f"{size:,}"]
+        for metric in metrics:
+            cells += score_cells(run.best.scores["dev"][metric])
+        lines.append([*cells, percent(run.best.gap[main])])
+    out.print(table([*columns, f"gap {main}"], lines, left=0))
     names = f"{clean(target.stem)}-ROWS{target.suffix}"
     out.print(f"wrote {len(runs)} deltas ({names}) in {seconds(took)}")
 
 
-def _parts(scores: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Which sets stand beside each other in a table: two at most, so that it fits."""
-    shown = [name for name in scores if name != "train"]
-    yield from (tuple(shown[i : i + 2]) for i in range(0, len(shown), 2))
+def _side_by_side(scores: dict[str, Any]) -> list[list[str]]:
+    """Which splits share a table: two at most, so that it fits the terminal."""
+    shown = [split for split in scores if split != "train"]
+    return [shown[i : i + 2] for i in range(0, len(shown), 2)]
 
 
-def _score_table(found: dict[str, dict[str, Any]]) -> Table:
-    columns = ["metric", *(head for part in found for head in (part, "95% interval"))]
-    names = next(iter(found.values()))
-    cells = [[name, *(cell for part in found.values() for cell in score_cells(part[name]))] for name in names]
-    return table(columns, cells)
+def _score_table(scores: dict[str, dict[str, Any]]) -> Table:
+    columns = ["metric"]
+    for split in scores:
+        columns += [split, "95% interval"]
+    lines = []
+    for metric in next(iter(scores.values())):
+        cells = [metric]
+        for by_metric in scores.values():
+            cells += score_cells(by_metric[metric])
+        lines.append(cells)
+    return table(columns, lines)
 
 
 def score_cells(score: Any) -> tuple[str, str]:
@@ -120,17 +130,17 @@ def _settings(trial: Any) -> tuple[str, str, str]:
 
 
 def scores(rows: int, found: dict[str, Any], source: str) -> None:
-    """Metrics with their intervals."""
+    """Print metrics with their intervals."""
     lines = [(name, *score_cells(score)) for name, score in found.items()]
     out.print(table(["metric", "score", "95% interval"], lines, f"{rows:,} rows of {source}"))
 
 
 def tasks(found: Sequence[dict[str, Any]]) -> None:
-    """The named tasks and where their data is."""
+    """Print the named tasks and where their data is."""
     rows = [(task["name"], task["kind"], task["metric"], _where(task)) for task in found]
     out.print(table(["task", "kind", "metric", "data"], rows, left=4))
     apart = ", ".join(task["name"] for task in found if not task["average"])
-    out.print(f"(part): not the whole published split. Left out of averages: {apart or 'none'}.")
+    out.print(f"(part): not the whole published split. Not in averages: {apart or 'none'}.")
 
 
 def _where(task: dict[str, Any]) -> str:
@@ -141,7 +151,7 @@ def _where(task: dict[str, Any]) -> str:
 
 
 def audit(found: Any) -> None:
-    """The parameter audit."""
+    """Print a count of parameters by term and by part of the model."""
     lines = [(term, f"{total:,}", f"{found.trained[term]:,}") for term, total in found.terms.items()]
     out.print(table(["term", "total", "trained"], lines))
     parts = [(part, f"{total:,}", f"{trained:,}") for part, (total, trained) in found.parts().items()]
@@ -155,7 +165,7 @@ def audit(found: Any) -> None:
 
 
 def delta(found: Any, count: int) -> None:
-    """What a delta is, and its change map."""
+    """Print what a delta is, and its change map."""
     meta = found.meta
     scores = {split: table[meta.metric] for split, table in meta.metrics.items() if meta.metric in table}
     facts = {
@@ -174,7 +184,7 @@ def delta(found: Any, count: int) -> None:
 
 @contextmanager
 def training_bar(label: str = "training", quiet: bool = False) -> Iterator[Any]:
-    """A bar with loss, best dev score and time left on stderr; silent when that is not a terminal."""
+    """A progress bar with loss, best dev score and time left; nothing if stderr is not a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda *_: None
         return

@@ -1,0 +1,238 @@
+"""What each command does: call, then print. Heavy modules are imported inside the commands that need them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from ..files import check_target, replace
+from ..serve.settings import Settings, Tokens
+from ..training.plan import Plan
+from . import contracts
+from .contracts import show_json
+
+
+def _columns(args: argparse.Namespace, *names: str) -> dict[str, str | None]:
+    return {name: getattr(args, name) for name in names}
+
+
+def demo(args: argparse.Namespace) -> None:
+    from .demo import demo as run
+
+    run(args.out)
+
+
+def train(args: argparse.Namespace) -> None:
+    plan = {entry.name: getattr(args, entry.name) for entry in fields(Plan) if hasattr(args, entry.name)}
+    Plan(**plan)  # a wrong option must not cost the seconds that importing torch takes
+    from ..training.run import sized, sweep
+    from ..training.run import train as fit
+    from . import show
+
+    target = args.out or default_out(args.source)
+    several_sizes = len(plan.get("train_size", ())) > 1
+    start = sweep if several_sizes else fit
+    began = time.monotonic()
+    with show.training_bar(quiet=args.json) as watch:
+        options = {"out": target, "resume": args.resume, "watch": watch, "say": show.note, **_checkpoint_seconds()}
+        run: Any = start(args.source, args.base, **options, **plan)
+    seconds = time.monotonic() - began
+    if several_sizes and args.json:
+        sizes = [contracts.training(each, sized(target, size), seconds) for size, each in run.items()]
+        show_json({"sizes": sizes})
+    elif several_sizes:
+        show.sweep(run, target, seconds)
+    elif args.json:
+        show_json(contracts.training(run, target, seconds))
+    else:
+        show.run(run, target, seconds, args.base)
+
+
+def _checkpoint_seconds() -> dict[str, float]:
+    """How often to write checkpoints, if the environment says so: tests that kill a run need many."""
+    text = os.environ.get("BITFIT_CHECKPOINT_SECONDS")
+    return {} if text is None else {"checkpoint_seconds": float(text)}
+
+
+def default_out(source: str) -> Path:
+    """The delta file of `train` without --out: the name of the data, in the current folder."""
+    name = Path(source).name.removesuffix(".gz")
+    stem = Path(name).stem if Path(source).is_file() else name
+    return Path((stem or "delta") + ".safetensors")
+
+
+def predict(args: argparse.Namespace) -> None:
+    if args.glue is not None:
+        _submit(args)
+        return
+    if bool(args.texts) == (args.file is not None):
+        raise UsageError("predict takes either texts or --file FILE")
+    if args.out is not None:
+        check_target(args.out, *([args.file] if args.file else []), args.delta)
+    from ..prediction.predictor import Predictor
+    from . import show
+    from .answers import as_line, write_csv
+
+    predictor = Predictor(args.delta, args.base)
+    given = _columns(args, "text", "text_pair")
+    if args.file:
+        found = predictor.columns_in(args.file, False, **given)
+        if found.text != predictor.columns.text:
+            show.note(f"{args.file}: the text is column {found.text!r}.")
+    source = predictor.texts_in(args.file, **given) if args.file else predictor.texts_of(args.texts)
+    answers = predictor.answers(source)
+    if args.out is not None:
+        count = write_csv(args.out, answers)
+        show.note(f"wrote {count:,} rows to {args.out}")
+    else:
+        for answer in answers:
+            print(json.dumps(answer, ensure_ascii=False) if args.json else as_line(answer), flush=True)
+    if predictor.cut:
+        show.note(f"{predictor.cut:,} texts were cut at {predictor.delta.meta.max_length} tokens")
+
+
+def _submit(args: argparse.Namespace) -> None:
+    """`predict --glue`: the prediction files of the GLUE server."""
+    if args.texts or args.out is not None:
+        raise UsageError("--glue DIR writes files of whole test sets: it does not take texts or --out")
+    from ..prediction import glue
+    from ..prediction.predictor import Predictor
+    from . import show
+
+    predictor = Predictor(args.delta, args.base)
+    written = glue.submit(predictor, args.glue, task=args.task, file=args.file, folder=args.data)
+    if args.json:
+        show_json([{"file": str(path), "rows": rows, "expected": wanted} for path, rows, wanted in written])
+        return
+    for path, rows, wanted in written:
+        doubt = "" if rows == wanted else f"; the server wants {wanted:,}"
+        show.out.print(f"wrote {path} ({rows:,} rows{doubt})", soft_wrap=True)
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    from ..prediction.predictor import Predictor
+    from . import show
+
+    given = _columns(args, "text", "text_pair", "label")
+    rows, scores, notes = Predictor(args.delta, args.base).evaluate(args.source, args.split, args.data, **given)
+    for text in notes:
+        show.note(text)
+    if args.json:
+        show_json(contracts.evaluation(rows, scores))
+    else:
+        show.scores(rows, scores, args.source)
+
+
+def count(args: argparse.Namespace) -> None:
+    from ..model.audit import count as audit
+    from . import show
+
+    found = audit(args.base, args.select, args.head, inject=args.inject)
+    if args.json:
+        extra = {"names": [list(row) for row in found.names()]} if args.names else {}
+        show_json({**found.json(), **extra})
+    elif args.names:
+        show.out.print(show.table(["notation", "parameter (* is the layer)"], found.names(), left=2))
+    else:
+        show.audit(found)
+
+
+def inspect(args: argparse.Namespace) -> None:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # starting numpy's threads would take longer than the command
+    from ..delta.delta import Delta
+
+    found = Delta.load(args.delta)
+    meta, size = found.meta, args.delta.stat().st_size
+    if args.plot is not None:
+        from ..report import changemap
+
+        check_target(args.plot, args.delta)
+        replace(args.plot, changemap.svg(found.change, f"Change of {meta.base} ({meta.select})").encode())
+    if args.json:
+        show_json(contracts.inspection(found, size))
+    else:
+        from . import show
+
+        show.delta(found, size)
+
+
+def export(args: argparse.Namespace) -> None:
+    from ..delta.delta import Delta
+    from ..prediction.export import export as write
+    from ..prediction.predictor import base_of
+    from . import show
+
+    found = Delta.load(args.delta)
+    folder = write(found, base_of(found, args.base), args.out, args.fold)
+    show.out.print(f"wrote {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+
+
+def study(args: argparse.Namespace) -> None:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # starting numpy's threads would take longer than the command
+    from .study import act
+
+    answer = act(args)
+    if answer is not None:
+        show_json(answer)
+
+
+def serve(args: argparse.Namespace) -> None:
+    settings = Settings(**{entry.name: getattr(args, entry.name) for entry in fields(Settings)})
+    tokens = Tokens.of_environment()
+    tokens.check(settings)
+    try:
+        from ..serve.run import serve as run
+    except ModuleNotFoundError as error:
+        raise UsageError(f'serving needs {error.name}: pip install "bitfit[serve]"') from error
+
+    run(args.folder, args.base, settings, tokens)
+
+
+def bench_serve(args: argparse.Namespace) -> None:
+    from ..serve.load import Load, measure, read_texts
+
+    load = Load(args.url, args.clients, args.texts, args.seconds, args.rate)
+    found = measure(load, read_texts(args.file, args.text))
+    if args.json:
+        show_json(found.json())
+    else:
+        print(found.table())
+
+
+def tasks(args: argparse.Namespace) -> None:
+    from ..data.sources import listing
+
+    found = listing(args.data)
+    if args.json:
+        show_json(found)
+        return
+    from . import show
+
+    show.tasks(found)
+
+
+def doctor(args: argparse.Namespace) -> None:
+    from . import show
+    from .doctor import examine
+
+    facts = examine()
+    if args.json:
+        show_json(facts)
+    else:
+        show.out.print(show.table(["what", ""], [(name, str(value)) for name, value in facts.items()], left=2))
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    command.__name__.replace("_", "-"): command
+    for command in (
+        *(demo, train, predict, evaluate, count, inspect, export),
+        *(study, serve, bench_serve, tasks, doctor),
+    )
+}

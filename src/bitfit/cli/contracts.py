@@ -1,0 +1,64 @@
+"""What the commands print with --json. Keys may be added, but never change their meaning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# What `inspect --json` prints of a delta's metadata.
+INSPECTED = (
+    "base", "fingerprint", "select", "inject", "head", "task", "labels", "metrics", "pool", "init", "columns",
+    "max_length", "trial", "trained", "total", "versions",
+)  # fmt: skip
+
+
+def show_json(value: Any) -> None:
+    """Print a value as one line of JSON."""
+    print(json.dumps(value, ensure_ascii=False))
+
+
+def training(run: Any, target: Path, seconds: float) -> dict[str, Any]:
+    """The JSON of `bitfit train`."""
+    best = run.best
+    meta, trial = best.delta.meta, best.trial
+    values = {split: _values(scores) for split, scores in best.scores.items()}
+    return {
+        "delta": str(target),
+        **{key: getattr(meta, key) for key in ("base", "task", "name", "select", "head")},
+        **{key: getattr(trial, key) for key in ("lr", "batch", "seed", "epochs", "train_size", "protocol")},
+        "trained": meta.trained,
+        "metric": meta.metric,
+        "dev": values["dev"],
+        "test": values.get("test"),
+        "more": {split: values[split] for split in values if split not in ("dev", "test", "train")},
+        "train": values["train"],
+        "gap": best.gap,
+        "majority": run.majority,
+        "trials": [_trial(outcome) for outcome in run.trials],
+        "seconds": seconds,
+        "threads": meta.threads,
+    }
+
+
+def _values(scores: Mapping[str, Any]) -> dict[str, float]:
+    return {metric: score.value for metric, score in scores.items()}
+
+
+def _trial(outcome: Any) -> dict[str, Any]:
+    trial = outcome.trial
+    settings = {"lr": trial.lr, "batch": trial.batch, "seed": trial.seed}
+    return {**settings, "dev": outcome.dev, "status": outcome.status}
+
+
+def evaluation(rows: int, scores: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON of `bitfit evaluate`."""
+    intervals = {metric: [score.low, score.high] for metric, score in scores.items()}
+    return {"rows": rows, "metrics": _values(scores), "interval": intervals}
+
+
+def inspection(delta: Any, size: int) -> dict[str, Any]:
+    """The JSON of `bitfit inspect`."""
+    table = delta.meta.table()
+    return {**{key: table[key] for key in INSPECTED}, "bytes": size, "change": delta.change}
