@@ -33,7 +33,7 @@ from bitfit.bank.bank import Bank, lane_to_train
 from bitfit.data.examples import Columns
 from bitfit.delta.delta import Delta
 from bitfit.delta.meta import Meta, Score
-from bitfit.model.selection import select
+from bitfit.model.language import select
 from bitfit.model.task_model import Model
 from bitfit.serve.client import Client
 from bitfit.serve.load import Load, Result, measure

@@ -25,8 +25,8 @@ from bitfit.cli import demo
 from bitfit.data import loading
 from bitfit.data.examples import Columns
 from bitfit.delta.meta import Meta, Score
+from bitfit.model.language import select
 from bitfit.model.rows import Rows
-from bitfit.model.selection import select
 from bitfit.tasks.encode import Encoder
 
 try:

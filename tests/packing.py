@@ -12,12 +12,12 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from bitfit.bank.bank import Bank
-from bitfit.bank.packed import STYLES
+from bitfit.model.architectures import architecture
 from bitfit.model.base import Base
 from bitfit.model.rows import Rows
-from support import config_of
+from support import ARCHITECTURES, config_of
 
-PACKED = sorted(STYLES)  # the architectures with a packed path
+PACKED = [name for name in ARCHITECTURES if architecture(name).packed is not None]
 POOLS = ("cls", "mean", "tokens")
 STREAMS = {0: 11, 1: 5, 2: 1 << 55}
 LENGTHS = {0: (5, 1, 60, 9), 1: (33, 7), 2: (4, 4, 21, 2, 12, 70)}

@@ -22,7 +22,7 @@ from bitfit.data import named
 from bitfit.data.named import NamedTask
 from bitfit.delta.meta import Meta, read_meta
 from bitfit.model.base import Base
-from bitfit.model.selection import select
+from bitfit.model.language import select
 from bitfit.model.task_model import Model
 from bitfit.tasks import Task
 
@@ -58,6 +58,12 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         **SMALL, "pad_token_id": 0, "cls_token_id": 2, "bos_token_id": 2, "sep_token_id": 3, "eos_token_id": 3,
     },
 }  # fmt: skip
+# Settings under which an architecture has other parameters than by default: its name and what changes.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "albert-groups": ("albert", {"num_hidden_groups": 2, "inner_group_num": 2}),
+    "deberta-v2-conv": ("deberta-v2", {"conv_kernel_size": 3, "conv_act": "gelu", "share_att_key": False}),
+    "llama-biases": ("llama", {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}),
+}
 # What is injected into those whose layers lack biases, so that they have every term that the others have.
 INJECT = dict.fromkeys(("llama", "qwen2", "modernbert"), "bias")
 WORDS = (

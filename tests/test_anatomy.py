@@ -15,48 +15,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-from bitfit.model.anatomy import FAMILIES, PART, TERMS, Anatomy, Site, anatomy
+from bitfit.model import architectures
+from bitfit.model.anatomy import TERMS, Anatomy, Site, anatomy, part_of
+from support import ARCHITECTURES, SMALL, VARIANTS
 
-SMALL = {
-    "hidden_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "vocab_size": 20,
-    "max_position_embeddings": 16,
-}
-DEBERTA = {
-    "relative_attention": True,
-    "pos_att_type": ["p2c", "c2p"],
-    "position_buckets": 4,
-    "norm_rel_ebd": "layer_norm",
-    "conv_kernel_size": 3,
-    "conv_act": "gelu",
-}
-DISTILBERT = {"dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 16, "vocab_size": 20, "max_position_embeddings": 16}
-GPT2 = {"n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 20, "n_positions": 16}
-GPT2_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
-MODERNBERT_TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
-
-# A family joins every test below by standing here: model_type, configuration, layers.
-ARCHITECTURES: dict[str, tuple[str, dict[str, Any], int]] = {
-    "bert": ("bert", SMALL, 2),
-    "roberta": ("roberta", SMALL, 2),
-    "xlm-roberta": ("xlm-roberta", SMALL, 2),
-    "camembert": ("camembert", SMALL, 2),
-    "distilbert": ("distilbert", DISTILBERT, 2),
-    "electra": ("electra", {**SMALL, "embedding_size": 4}, 2),
-    "albert": ("albert", {**SMALL, "embedding_size": 4}, 1),
-    "albert-groups": ("albert", {**SMALL, "embedding_size": 4, "num_hidden_groups": 2, "inner_group_num": 2}, 4),
-    "mpnet": ("mpnet", SMALL, 2),
-    "deberta-v2": ("deberta-v2", {**SMALL, **DEBERTA}, 2),
-    "gpt2": ("gpt2", {**GPT2, **GPT2_TOKENS}, 2),
-    "llama": ("llama", {**SMALL, "num_key_value_heads": 1}, 2),
-    "llama-biases": ("llama", {**SMALL, "attention_bias": True, "mlp_bias": True}, 2),
-    "qwen2": ("qwen2", {**SMALL, "num_key_value_heads": 1}, 2),
-    "opt": ("opt", {**SMALL, "ffn_dim": 16, "word_embed_proj_dim": 8}, 2),
-    "modernbert": ("modernbert", {**SMALL, **MODERNBERT_TOKENS}, 2),
-}
+# Every architecture joins every test below by standing in the table of support.py: model_type and configuration.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {name: (name, config) for name, config in ARCHITECTURES.items()}
+CASES |= {name: (base, {**ARCHITECTURES[base], **changes}) for name, (base, changes) in VARIANTS.items()}
 BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
@@ -110,9 +75,16 @@ def encoder_shapes(model_type: str, config: dict[str, Any]) -> dict[str, tuple[i
 
 @cache
 def built(key: str) -> tuple[dict[str, tuple[int, ...]], Anatomy, int]:
-    model_type, config, layers = ARCHITECTURES[key]
+    model_type, config = CASES[key]
     shapes = encoder_shapes(model_type, config)
-    return shapes, anatomy(model_type, shapes), layers
+    return shapes, anatomy(model_type, shapes), layers_of(AutoConfig.for_model(model_type, **config))
+
+
+def layers_of(config: Any) -> int:
+    """How many layers have parameters of their own: ALBERT's share them."""
+    if hasattr(config, "num_hidden_groups"):
+        return int(config.num_hidden_groups * config.inner_group_num)
+    return int(config.num_hidden_layers)
 
 
 @cache
@@ -136,12 +108,12 @@ def hits(site: Site) -> npt.NDArray[np.int64]:
 
 # Importing transformers' DeBERTa compiles a few functions in a way torch discourages.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
-every_architecture = pytest.mark.parametrize("key", ARCHITECTURES)
+every_architecture = pytest.mark.parametrize("key", CASES)
 every_counted_model = pytest.mark.parametrize("key", COUNTED)
 
 
-def test_every_family_stands_in_the_table_of_this_file() -> None:
-    assert set(FAMILIES) == {model_type for model_type, _, _ in ARCHITECTURES.values()}
+def test_every_architecture_has_a_tiny_configuration() -> None:
+    assert set(architectures.ARCHITECTURES) == set(ARCHITECTURES)
 
 
 @every_architecture
@@ -180,7 +152,7 @@ def test_every_layer_has_every_term_of_a_layer(key: str) -> None:
 @every_architecture
 def test_what_stands_outside_the_layers_has_no_layer(key: str) -> None:
     parts = built(key)[1]
-    assert all(site.layer is None for site in parts.sites if PART[site.term] != "encoder")
+    assert all(site.layer is None for site in parts.sites if site.part != "encoder")
 
 
 @every_architecture
@@ -243,25 +215,25 @@ def test_the_words_of_bert_are_the_published_modules() -> None:
 def test_gpt2_shares_one_tensor_among_q_k_and_v() -> None:
     slices = {site.term: site for site in built("gpt2")[1].sites if site.name.startswith("h.0.attn.c_attn")}
     assert [(slices[t].axis, slices[t].start, slices[t].stop) for t in ("b_q", "b_k", "b_v")] == [
-        (0, 0, 8),
-        (0, 8, 16),
-        (0, 16, 24),
+        (0, 0, 16),
+        (0, 16, 32),
+        (0, 32, 48),
     ]
     assert [(slices[t].axis, slices[t].start, slices[t].stop) for t in ("W_q", "W_k", "W_v")] == [
-        (1, 0, 8),
-        (1, 8, 16),
-        (1, 16, 24),
+        (1, 0, 16),
+        (1, 16, 32),
+        (1, 32, 48),
     ]
-    assert slices["W_k"].size == 64
+    assert slices["W_k"].size == 256
     assert not slices["W_k"].whole
 
 
 def test_modernbert_shares_one_tensor_by_rows() -> None:
     shared = [site for site in built("modernbert")[1].sites if site.name == "layers.0.attn.Wqkv.weight"]
     assert [(s.term, s.shape, s.axis, s.start, s.stop) for s in shared] == [
-        ("W_q", (24, 8), 0, 0, 8),
-        ("W_k", (24, 8), 0, 8, 16),
-        ("W_v", (24, 8), 0, 16, 24),
+        ("W_q", (48, 16), 0, 0, 16),
+        ("W_k", (48, 16), 0, 16, 32),
+        ("W_v", (48, 16), 0, 32, 48),
     ]
 
 
@@ -273,9 +245,9 @@ def test_modernbert_shares_one_tensor_by_rows() -> None:
         ("mpnet", "encoder.relative_attention_bias.weight", "W_other"),
         ("deberta-v2", "encoder.rel_embeddings.weight", "W_other"),
         ("deberta-v2", "encoder.LayerNorm.weight", "g_other"),
-        ("deberta-v2", "encoder.conv.LayerNorm.bias", "b_other"),
-        ("deberta-v2", "encoder.conv.conv.weight", "W_other"),
-        ("deberta-v2", "encoder.layer.1.attention.self.pos_key_proj.weight", "W_other"),
+        ("deberta-v2-conv", "encoder.conv.LayerNorm.bias", "b_other"),
+        ("deberta-v2-conv", "encoder.conv.conv.weight", "W_other"),
+        ("deberta-v2-conv", "encoder.layer.1.attention.self.pos_key_proj.weight", "W_other"),
         ("gpt2", "ln_f.weight", "g_other"),
         ("albert", "pooler.bias", "b_pool"),
         ("llama", "norm.weight", "g_other"),
@@ -321,6 +293,5 @@ def test_a_layernorm_is_known_by_its_form() -> None:
 
 
 def test_parts_tell_encoder_embedding_and_pooler_apart() -> None:
-    assert set(PART) == set(TERMS)
-    assert {term for term in TERMS if PART[term] == "embedding"} == {"b_emb", "g_emb", "W_emb"}
-    assert {term for term in TERMS if PART[term] == "pooler"} == {"b_pool", "W_pool"}
+    assert {term for term in TERMS if part_of(term) == "embedding"} == {"b_emb", "g_emb", "W_emb"}
+    assert {term for term in TERMS if part_of(term) == "pooler"} == {"b_pool", "W_pool"}

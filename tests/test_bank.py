@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bitfit.bank.bank import Bank, change_map, lane_of_delta, lane_to_train
+from bitfit.model.language import select
 from bitfit.model.resolution import resolve_starts
-from bitfit.model.selection import select
 from bitfit.model.task_model import Model
 from bitfit.tasks.encode import Encoder
 from support import ARCHITECTURES, INJECT, reviews

@@ -14,7 +14,7 @@ from bitfit import Delta, Predictor, load_base, predict, train
 from bitfit.bank.bank import Bank, change_map, lane_of_delta, lane_to_train
 from bitfit.errors import DeltaError, SelectionError, UsageError
 from bitfit.model.audit import count
-from bitfit.model.selection import select
+from bitfit.model.language import select
 from bitfit.model.task_model import Model
 from bitfit.prediction.export import export
 from bitfit.tasks.encode import Encoder
@@ -215,7 +215,7 @@ def test_a_bare_configuration_is_counted_too(folders):
     [
         ("bert", "b_v", "already"),
         ("qwen2", "b_q", "already"),
-        ("llama", "W_q", "W_q is none"),
+        ("llama", "W_q", "W_q is not a bias"),
         ("llama", "all", "only biases"),
         ("llama", "random(bias, 3)", "whole"),
         ("llama", "b_pool", "lacks the term"),

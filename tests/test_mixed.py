@@ -12,7 +12,7 @@ from bitfit import Delta, MixedPredictor, Predictor, predict
 from bitfit.bank.bank import Bank, lane_of_delta, lane_to_train
 from bitfit.bank.packed import Packed
 from bitfit.errors import DeltaError, UsageError
-from bitfit.model.selection import select
+from bitfit.model.language import select
 from bitfit.model.task_model import Model
 from bitfit.tasks.encode import Encoder
 from support import ARCHITECTURES, delta_of, reviews

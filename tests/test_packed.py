@@ -17,7 +17,7 @@ from bitfit.bank.dropout import Draws, drop, token_keys
 from bitfit.bank.layer import Linear
 from bitfit.bank.packed import Packed
 from bitfit.model.base import Base
-from bitfit.model.selection import select
+from bitfit.model.language import select
 from bitfit.model.task_model import Model
 from packing import PACKED, POOLS, STREAMS, assert_close, by_name, learn, rows, tiny_base
 from support import config_of

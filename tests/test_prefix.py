@@ -10,9 +10,9 @@ from bitfit import train
 from bitfit.bank.bank import Bank, lane_to_train
 from bitfit.bank.packed import Packed
 from bitfit.errors import Interrupted
+from bitfit.model.language import select
 from bitfit.model.resolution import resolve_starts
 from bitfit.model.rows import by_length
-from bitfit.model.selection import select
 from bitfit.model.task_model import Model
 from bitfit.training import loop
 from bitfit.training import run as training

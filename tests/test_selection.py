@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from bitfit.errors import SelectionError
 from bitfit.model.anatomy import Anatomy, Site, anatomy
-from bitfit.model.selection import Init, Selection, check, count_by_term, parse_init, select
+from bitfit.model.language import Init, check, parse_init, select
+from bitfit.model.selection import Selection, count_by_term
 
 
 def bert(layers: int = 3, width: int = 4, wide: int = 6, vocabulary: int = 10) -> Anatomy:
@@ -416,7 +417,7 @@ def test_whole_tensors_of_large_models_stay_whole() -> None:
         ("random(all, 1.5)", 13, "whole number or a percentage"),
         ("random(all, 5, sed=1)", 16, "seed="),
         ("random(all, 5, seed=x)", 21, "whole number"),
-        ("random(all, 5)@1", 15, "inside the sample"),
+        ("random(all, 5)@1", 15, "layers behind a sample"),
         ("b_q\n+ b_zzz", 7, "no term"),
     ],
 )

@@ -8,8 +8,9 @@ import torch
 
 from bitfit.bank import row_sharing as sharing
 from bitfit.bank.bank import Bank, lane_to_train
-from bitfit.bank.row_sharing import BOTH_WAYS, CAUSAL, Places
-from bitfit.model.selection import select
+from bitfit.bank.row_sharing import Places
+from bitfit.model.architectures import architecture
+from bitfit.model.language import select
 from bitfit.model.task_model import Model
 from bitfit.tasks.encode import Encoder
 from support import ARCHITECTURES, reviews
@@ -17,6 +18,9 @@ from support import ARCHITECTURES, reviews
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 TEXTS = sorted((text for text, _ in reviews(12)), key=len)
 TEXTS = [TEXTS[0], "good", TEXTS[-1], "a bad film", TEXTS[3], TEXTS[-2], "the", TEXTS[5]]
+
+
+SHARING = [name for name in ARCHITECTURES if architecture(name).row_sharing is not None]
 
 
 def learn(base, pool, pair):
@@ -31,7 +35,7 @@ def learn(base, pool, pair):
 
 @pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("pool", ["cls", "mean", "tokens"])
-@pytest.mark.parametrize("architecture", [*CAUSAL, *BOTH_WAYS])
+@pytest.mark.parametrize("architecture", SHARING)
 def test_shared_rows_equal_padded_ones(bases, architecture, pool, pair, monkeypatch):
     base, seen = bases(architecture), []
     watch = base.encoder.register_forward_hook(lambda *call: seen.append(call[2].last_hidden_state.shape[0]))
@@ -72,13 +76,12 @@ def test_texts_of_one_length_stay_padded(bases):
 
 
 def test_windows_and_convolutions_over_tokens_keep_padding(bases):
-    for architecture in ARCHITECTURES:
-        encoder = bases(architecture).encoder
-        assert sharing._takes_pair_masks(encoder) == (architecture in (*CAUSAL, *BOTH_WAYS))
+    for name in ARCHITECTURES:
+        assert (sharing.row_sharing_of(bases(name).config) is not None) == (name in SHARING)
     encoder = bases("qwen2").encoder
     before = encoder.config.layer_types
     encoder.config.layer_types = ["full_attention", "sliding_attention"]
-    assert not sharing._takes_pair_masks(encoder)
+    assert sharing.row_sharing_of(encoder.config) is None
     encoder.config.layer_types = before
 
 

@@ -9,8 +9,8 @@ from bitfit.bank import sparse
 from bitfit.bank.bank import Bank, lane_of_delta, lane_to_train
 from bitfit.bank.sparse import Patch
 from bitfit.delta.delta import Delta
+from bitfit.model.language import select
 from bitfit.model.resolution import resolve_starts
-from bitfit.model.selection import select
 from bitfit.model.task_model import Model
 from packing import PACKED, POOLS, STREAMS, assert_close, by_name, learn, rows, tiny_base
 from support import meta_of

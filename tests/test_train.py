@@ -14,7 +14,7 @@ import torch
 from bitfit import files, train
 from bitfit.delta import safefile
 from bitfit.errors import DataError, Diverged, Interrupted, UsageError, WriteError
-from bitfit.model.selection import select as choose
+from bitfit.model.language import select as choose
 from bitfit.training.loop import batch_rows, evaluation_steps, schedule
 from bitfit.training.plan import Plan, Trial, default_rates
 from bitfit.training.run import run_folder

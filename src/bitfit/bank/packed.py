@@ -20,31 +20,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2FN
 
-from ..model.anatomy import INPUTS
+from ..model.architectures import architecture
 from ..model.rows import Rows
 from ..model.task_model import Model
 from .dropout import Draws, Keyed, drop, token_keys
 from .layer import Attention, Layer, Linear, Matrix, Norm
 from .layout import Group, Layout, Segments, running
 from .sparse import Patch, Place, add_linear, write_rows
-
-
-@dataclass(frozen=True)
-class Style:
-    """What the configurations of a family call their settings, and where the families differ."""
-
-    hidden_dropout: str = "hidden_dropout_prob"
-    attention_dropout: str = "attention_probs_dropout_prob"
-    activation: str = "hidden_act"
-    m1_dropout: bool = True
-
-
-_BERT = Style()
-STYLES: Mapping[str, Style] = {
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra", "mpnet"), _BERT),
-    "distilbert": Style("dropout", "attention_dropout", "activation", m1_dropout=False),
-}
-"""The architectures this path computes, by their `model_type`."""
 
 LINEARS, NORMS = ("q", "k", "v", "m1", "m2", "m3"), ("LN1", "LN2")
 LAYER = {f"{form}_{place}" for forms, places in (("Wb", LINEARS), ("gb", NORMS)) for form in forms for place in places}
@@ -99,12 +81,14 @@ class Packed:
 
     def __init__(self, model: Model) -> None:
         config = model.base.config
-        style = STYLES[config.model_type]
+        row = architecture(config.model_type)
+        style = row.packed
+        assert style is not None
         self.model = model
         self.names = _names(model)
         self.layers = model.base.anatomy.layers
         self.heads = int(config.num_attention_heads)
-        self.activation = ACT2FN[getattr(config, style.activation)]
+        self.activation = ACT2FN[getattr(config, row.activation)]
         self.p_hidden = float(getattr(config, style.hidden_dropout))
         self.p_attention = float(getattr(config, style.attention_dropout))
         self.m1_dropout = style.m1_dropout
@@ -119,7 +103,7 @@ class Packed:
     def supports(model: Model) -> bool:
         """Whether this path computes the model: a known family with every tensor in its place."""
         config = model.base.config
-        if config.model_type not in STYLES or getattr(config, "is_decoder", False):
+        if architecture(config.model_type).packed is None or getattr(config, "is_decoder", False):
             return False
         names = _names(model)
         inside = {(term, layer) for term in LAYER for layer in range(model.base.anatomy.layers)}
@@ -396,13 +380,14 @@ class _ByLane(TorchFunctionMode):
 
 def _names(model: Model) -> dict[tuple[str, int | None], str]:
     anatomy = model.base.anatomy
+    inputs = architecture(model.base.config.model_type).inputs
     outside = {"g_emb": None, "b_emb": None}
     names: dict[tuple[str, int | None], str] = {
         (site.term, site.layer): site.name
         for site in anatomy.sites
         if (site.term in LAYER if site.layer is not None else site.term in outside)
     }
-    return names | {(part, None): name for part, name in INPUTS.items() if name in anatomy.shapes}
+    return names | {(part, None): name for part, name in inputs.items() if name in anatomy.shapes}
 
 
 def _draws(rows: Sequence[Rows], streams: Sequence[int], sites: int, device: torch.device) -> Draws:

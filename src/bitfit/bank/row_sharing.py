@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ..arrays import Array
+from ..model.architectures import RowSharing, architecture
 
-CAUSAL, BOTH_WAYS = ("gpt2", "llama", "opt", "qwen2"), ("albert", "deberta-v2")
-"""The architectures that take a mask per pair of tokens, by whether a token sees only those before it."""
 WORTH = 0.9  # with more rows left than this share of them, padding costs less than the larger mask
 
 
@@ -57,16 +56,17 @@ class Places:
 @contextmanager
 def sharing_rows(encoder: Any, lengths: Array) -> Iterator[None]:
     """While it is on, the encoder computes a padded batch of texts of these lengths in shared rows, if that pays."""
-    places = Places.of(lengths) if len(lengths) > 1 and _takes_pair_masks(encoder) else None
-    if places is None or places.rows > WORTH * len(lengths):
+    style = row_sharing_of(encoder.config)
+    places = Places.of(lengths) if len(lengths) > 1 and style is not None else None
+    if style is None or places is None or places.rows > WORTH * len(lengths):
         yield
         return
-    shared = _Shared(places, encoder.config.model_type in CAUSAL)
+    shared = _Shared(places, style)
     hooks = [
         encoder.register_forward_pre_hook(shared.fill, with_kwargs=True),
         encoder.register_forward_hook(shared.take_apart),
     ]
-    if encoder.config.model_type == "deberta-v2":  # it takes its embeddings times the mask of a padded batch
+    if style.masks_embeddings:
         hooks.append(encoder.embeddings.register_forward_pre_hook(_without_mask, with_kwargs=True))
     try:
         yield
@@ -75,18 +75,18 @@ def sharing_rows(encoder: Any, lengths: Array) -> Iterator[None]:
             hook.remove()
 
 
-def _takes_pair_masks(encoder: Any) -> bool:
-    config = encoder.config
+def row_sharing_of(config: Any) -> RowSharing | None:
+    """How texts share rows in a model of this configuration; None if they cannot."""
     # A window or a convolution over tokens would reach from one text into the next.
     windows = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     local = bool(windows) or bool(getattr(config, "conv_kernel_size", 0))
-    return config.model_type in (*CAUSAL, *BOTH_WAYS) and not local
+    return None if local else architecture(config.model_type).row_sharing
 
 
 @dataclass(frozen=True)
 class _Shared:
     places: Places
-    causal: bool
+    style: RowSharing
 
     def fill(
         self, encoder: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
@@ -100,16 +100,16 @@ class _Shared:
                 given[name] = given[name].reshape(-1)[source].view(self.places.rows, -1)
         width = self.places.text.shape[1]
         given["position_ids"] = (source % width).view(self.places.rows, width)
-        given["attention_mask"] = self._mask(encoder, torch.from_numpy(self.places.text).to(device))
+        given["attention_mask"] = self._mask(torch.from_numpy(self.places.text).to(device))
         if "use_cache" in given:
             given["use_cache"] = False
         return (), given
 
-    def _mask(self, encoder: Any, text: Tensor) -> Tensor:
+    def _mask(self, text: Tensor) -> Tensor:
         seen = (text[:, :, None] == text[:, None, :])[:, None]
-        if self.causal:
+        if self.style.causal:
             seen = seen.tril()
-        if encoder.config.model_type == "deberta-v2":
+        if self.style.boolean_mask:
             return seen.long()
         return torch.zeros(seen.shape, device=text.device).masked_fill_(~seen, torch.finfo(torch.float32).min)
 

@@ -16,21 +16,10 @@ from torch import Tensor
 
 from ..arrays import Tensors
 from ..errors import UsageError
-from ..model.anatomy import INPUTS
+from ..model.architectures import architecture
 from ..model.base import Base
 from ..model.task_model import Model
 from .delta import INDEX, VALUE, Delta, write_entries
-
-HOLDS = ("bert", "roberta", "distilbert", "electra", "mpnet")
-"""The families of post-LN layers, each with biases of its own."""
-_ROTARY = "its rotary positions turn the keys, so that b_k counts"
-_BEFORE = "its LayerNorms stand inside the residual branches, so that their biases cannot move"
-_REASONS = {
-    "albert": "its layers share their biases, so that none can stand for another's",
-    "deberta-v2": "its attention compares keys with positions, so that b_k counts",
-    **dict.fromkeys(("llama", "qwen2", "modernbert"), _ROTARY),
-    **dict.fromkeys(("gpt2", "opt"), _BEFORE),
-}
 
 Route = Mapping[str, Callable[[Tensor], Tensor]]
 """Where a bias can go: the biases that stand for it, and what a change of it adds to each."""
@@ -38,8 +27,7 @@ Route = Mapping[str, Callable[[Tensor], Tensor]]
 
 def why_not(base: Base) -> str | None:
     """Why the biases of a base do not fold; None if they do."""
-    family = base.anatomy.family
-    return None if family in HOLDS else _REASONS.get(family, "its layers are not known by name")
+    return architecture(base.config.model_type).no_fold
 
 
 def fold(delta: Delta, model: Model) -> Delta:
@@ -95,9 +83,10 @@ class _Folding:
     def _embedding(self) -> dict[str, Callable[[Tensor], Tensor]]:
         """The biases that shift what the first layer reads, and by how much."""
         bias = self.names["b_emb", None]
-        if INPUTS["b_project"] not in self.model.anatomy.shapes:
+        inputs = architecture(self.model.base.config.model_type).inputs
+        if inputs["b_project"] not in self.model.anatomy.shapes:
             return {bias: _same}
-        return {bias: lambda x: self._whole(INPUTS["W_project"]) @ x, INPUTS["b_project"]: _same}
+        return {bias: lambda x: self._whole(inputs["W_project"]) @ x, inputs["b_project"]: _same}
 
     def _product(self, term: str, layer: int | None) -> Callable[[Tensor], Tensor]:
         return lambda x: self._whole(self.names[term, layer]) @ x

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from ..errors import UsageError, suggest
-from .anatomy import HEADS, PART, Anatomy
+from .anatomy import HEADS, PARTS, Anatomy, anatomy, part_of
 from .base import Base, empty_model, load_base, load_config
 from .grafts import NONE, grow, slots
+from .language import select as select_sites
 from .resolution import resolve
 from .selection import Selection, count_by_term
-from .selection import select as select_sites
 from .task_model import Model
 
 
@@ -82,10 +82,10 @@ class Audit:
 
     def parts(self) -> dict[str, tuple[int, int]]:
         """Total and trained entries of encoder, embedding, pooler and head."""
-        table = dict.fromkeys(("encoder", "embedding", "pooler"), (0, 0))
+        table = dict.fromkeys(PARTS, (0, 0))
         for term, size in self.terms.items():
-            total, trained = table[PART[term]]
-            table[PART[term]] = (total + size, trained + self.trained[term])
+            total, trained = table[part_of(term)]
+            table[part_of(term)] = (total + size, trained + self.trained[term])
         return {**table, "head": (self.head_total, self.head_trained)}
 
     def json(self) -> dict[str, Any]:
@@ -160,8 +160,11 @@ def _shapes(spec: str, inject: str) -> tuple[str, Anatomy, dict[str, tuple[int, 
 def _encoder_anatomy(model: nn.Module, inject: str = NONE) -> Anatomy:
     encoder = getattr(model, "base_model", model)
     config: Any = encoder.config
-    shapes = {name: tuple(p.shape) for name, p in encoder.named_parameters()}
-    return grow(config.model_type, shapes, slots(encoder), inject)
+    parameters = dict(encoder.named_parameters())
+    sites = anatomy(config.model_type, {name: tuple(p.shape) for name, p in parameters.items()})
+    if not any(parameter.is_meta for parameter in parameters.values()):
+        sites = replace(sites, values=lambda name: parameters[name].detach().cpu().numpy())
+    return grow(config.model_type, sites, slots(encoder), inject)
 
 
 def _has_weights(spec: str) -> bool:

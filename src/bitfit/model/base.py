@@ -7,7 +7,7 @@ import hashlib
 import importlib.util
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from threading import RLock
@@ -18,8 +18,10 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
+from ..arrays import Array
 from ..errors import ModelError
-from .anatomy import INPUTS, Anatomy, anatomy
+from .anatomy import Anatomy, anatomy
+from .architectures import architecture
 from .grafts import grow, slots
 
 DEMO = "all-MiniLM-L6-v2"
@@ -57,7 +59,11 @@ class Base:
     def anatomy(self) -> Anatomy:
         """The sites of the encoder, without what the checkpoint lacks."""
         shapes = {name: tuple(p.shape) for name, p in self.encoder.named_parameters() if name not in self.missing}
-        return anatomy(self.config.model_type, shapes)
+        return replace(anatomy(self.config.model_type, shapes), values=self.values)
+
+    def values(self, name: str) -> Array:
+        """The values of one of the encoder's parameters."""
+        return self.parameters[name].detach().cpu().numpy()
 
     @cached_property
     def slots(self) -> dict[str, tuple[int, ...]]:
@@ -66,7 +72,7 @@ class Base:
 
     def grown(self, inject: str) -> Anatomy:
         """The sites of the encoder together with the biases that `inject` gives it."""
-        return grow(self.config.model_type, self.anatomy.shapes, self.slots, inject)
+        return grow(self.config.model_type, self.anatomy, self.slots, inject)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -101,8 +107,7 @@ class Base:
         """The longest text, in tokens, that the base has positions for."""
         declared = int(getattr(self.tokenizer, "model_max_length", 0) or 0)
         positions = int(getattr(self.config, "max_position_embeddings", 512) or 512)
-        if self.config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
-            positions -= 2  # their positions start behind the padding index
+        positions -= architecture(self.config.model_type).first_position
         return min(declared, positions) if 0 < declared < 1 << 20 else positions
 
     def to(self, device: torch.device) -> Base:
@@ -245,7 +250,8 @@ def _require_padding(config: Any, tokenizer: Any, encoder: nn.Module, name: str)
         tokenizer.pad_token = tokenizer.eos_token
     # The heads of decoders read the last token that is no padding, so the two must mean the same token. Only where
     # positions are counted by it does it belong to the encoder.
-    positions = dict(encoder.named_modules()).get(INPUTS["positions"].rpartition(".")[0])
+    name = architecture(config.model_type).inputs["positions"]
+    positions = dict(encoder.named_modules()).get(name.rpartition(".")[0])
     if getattr(config, "pad_token_id", None) is None or getattr(positions, "padding_idx", None) is None:
         config.pad_token_id = tokenizer.pad_token_id
 

@@ -7,12 +7,14 @@ name that the parameter would have.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from torch import Tensor, nn
 
 from ..errors import SelectionError
 from .anatomy import Anatomy, anatomy
-from .selection import overlap, select
+from .language import select
+from .selection import overlap
 
 NONE = "none"
 """The text that injects nothing."""
@@ -34,22 +36,20 @@ def _outputs(module: nn.Module) -> int:
     return len(own["weight"]) if normal and set(own) == {"weight"} and own["weight"].dim() == 1 else 0
 
 
-def grow(
-    model_type: str, shapes: Mapping[str, tuple[int, ...]], lacking: Mapping[str, tuple[int, ...]], text: str
-) -> Anatomy:
-    """The sites of a model of these shapes together with those of the lacking biases that a text names."""
-    full = anatomy(model_type, {**shapes, **lacking})
+def grow(model_type: str, base: Anatomy, lacking: Mapping[str, tuple[int, ...]], text: str) -> Anatomy:
+    """The sites of a base together with those of the lacking biases that a text names."""
+    full = anatomy(model_type, {**base.shapes, **lacking})
     chosen = select(full, text)
     named = [site for site in full.sites if overlap(site, chosen)]
     for site in named:
         if not site.term.startswith("b_"):
-            raise SelectionError(f"--inject {text}: only biases can be injected, and {site.term} is none.")
+            raise SelectionError(f"--inject {text}: only biases can be injected; {site.term} is not a bias.")
         if overlap(site, chosen) < site.size:
             raise SelectionError(f"--inject {text}: a bias is injected whole or not at all.")
-    added = tuple(site for site in named if site.name in lacking)
+    added = tuple(replace(site, graft="bias") for site in named if site.name in lacking)
     if not added and text.strip() != NONE:
         raise SelectionError(f"--inject {text}: this base has these biases already; --select trains them.")
-    return Anatomy(full.family, tuple(site for site in full.sites if site.name in shapes) + added, full.layers)
+    return replace(base, sites=base.sites + added, layers=full.layers)
 
 
 def put(module: nn.Module, bias: Tensor) -> Callable[[], None]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .anatomy import PART, Anatomy
+from .anatomy import Anatomy
 from .base import Base
 from .grafts import NONE
-from .selection import Selection, parse_init, select
+from .language import parse_init, select
+from .selection import Selection
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,5 +65,5 @@ def selectable(base: Base, pool: str, inject: str = NONE) -> Anatomy:
     sites = base.anatomy if inject == NONE else base.grown(inject)
     if pool == "cls":
         return sites
-    used = tuple(site for site in sites.sites if PART[site.term] != "pooler")
+    used = tuple(site for site in sites.sites if site.part != "pooler")
     return replace(sites, sites=used)

@@ -23,7 +23,8 @@ from ..delta.delta import Delta, write_entries
 from ..delta.fold import fold as folded
 from ..errors import DeltaError, UsageError
 from ..files import check_target
-from ..model.anatomy import HEAD, SWITCHES
+from ..model.anatomy import HEAD
+from ..model.architectures import architecture
 from ..model.base import Base
 from ..model.grafts import layer_of
 from ..model.task_model import Model
@@ -114,7 +115,8 @@ def _make_places(whole: Any, encoder: nn.Module, biases: dict[str, tuple[int, ..
     """Give a model parameters for injected biases where its class can have them; the others are apart, all zeros."""
     prefix = "" if encoder is whole else whole.base_model_prefix + "."
     wanted = {prefix + name for name in biases}
-    switches = [name for name in SWITCHES if getattr(whole.config, name, None) is False]
+    known = architecture(whole.config.model_type).switches
+    switches = [name for name in known if getattr(whole.config, name, None) is False]
     switches = [name for name in switches if biases and wanted & _stock_shapes(whole, name).keys()]
     own = dict(whole.named_parameters())
     for name, shape in _stock_shapes(whole, *switches).items() if switches else ():

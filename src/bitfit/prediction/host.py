@@ -25,8 +25,8 @@ from ..delta.delta import Delta
 from ..delta.fold import serving_form
 from ..errors import DeltaError, UsageError
 from ..model.base import Base
+from ..model.language import select
 from ..model.rows import Rows
-from ..model.selection import select
 from ..model.task_model import Model
 from ..tasks import Task
 from ..tasks.encode import Encoded, Encoder

@@ -8,7 +8,8 @@ from functools import cache
 from typing import Any
 
 from ..model.anatomy import Anatomy, anatomy
-from ..model.selection import Selection, parse_init, select
+from ..model.language import parse_init, select
+from ..model.selection import Selection
 from ..training.plan import MASK
 from .spec import Method, Protocol, Study
 

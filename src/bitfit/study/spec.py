@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ..errors import BitfitError, StudyError, suggest
 from ..model.anatomy import HEADS
-from ..model.selection import check, parse_init
+from ..model.language import check, parse_init
 from ..training.plan import DROPOUTS
 from . import SEARCHES
 

@@ -84,7 +84,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         from ..data.sources import kind_or_task
-        from ..model.selection import check, parse_init
+        from ..model.language import check, parse_init
 
         for entry in fields(self):
             allowed, value = entry.metadata["choices"], getattr(self, entry.name)

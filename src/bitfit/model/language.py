@@ -1,0 +1,412 @@
+"""The selection language: the text that names a selection, and the start values of its entries.
+
+bias - b_q@0-5        terms and groups, layers, + - & and parentheses (& binds tighter)
+re:".*query.*"        whole parameter names
+random(all, 0.1%)     samples by a strategy: random, rowcol (whole rows or columns), magnitude (largest values), ...
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol
+
+import numpy as np
+
+from ..errors import SelectionError, suggest
+from .anatomy import TERMS, Anatomy, Site
+from .selection import Selection, of_sites
+from .strategies import STRATEGIES, Request
+
+_GROUPS: Mapping[str, Callable[[Anatomy, Site], bool]] = {
+    "bias": lambda anatomy, site: site.term.startswith("b_"),
+    "gamma": lambda anatomy, site: site.term.startswith("g_"),
+    "layernorm": lambda anatomy, site: anatomy.in_layernorm(site),
+    "injected": lambda anatomy, site: site.graft is not None,
+    "all": lambda anatomy, site: True,
+    "none": lambda anatomy, site: False,
+}
+_OPERATORS: Mapping[str, Callable[[Selection, Selection], Selection]] = {
+    "+": Selection.__add__,
+    "-": Selection.__sub__,
+    "&": Selection.__and__,
+}
+
+
+def _error(text: str, at: int, what: str, more: str = "") -> SelectionError:
+    """The one line that points at a character of the text, counted from 1."""
+    line = re.sub(r"\s", " ", text)
+    return SelectionError(f"{line}: {what} at character {at + 1}.{more}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """What a parsed text is read against."""
+
+    anatomy: Anatomy
+    text: str
+    seed: int
+
+
+class _Node(Protocol):
+    def select(self, scene: _Scene) -> Selection: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    word: str
+    at: int
+
+    def select(self, scene: _Scene) -> Selection:
+        if self.word not in scene.anatomy.terms:
+            offered = f" It offers: {', '.join(scene.anatomy.terms)}."
+            raise _error(scene.text, self.at, f'this model lacks the term "{self.word}"', offered)
+        return of_sites(scene.anatomy, lambda site: site.term == self.word)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    word: str
+
+    def select(self, scene: _Scene) -> Selection:
+        belongs = _GROUPS[self.word]
+        return of_sites(scene.anatomy, lambda site: belongs(scene.anatomy, site))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    pattern: re.Pattern[str]
+    at: int
+
+    def select(self, scene: _Scene) -> Selection:
+        names = {name for name in scene.anatomy.shapes if self.pattern.fullmatch(name)}
+        if not names:
+            example = f' A name reads like "{next(iter(scene.anatomy.shapes), "")}".'
+            raise _error(scene.text, self.at, "no whole parameter name matches the pattern", example)
+        return of_sites(scene.anatomy, lambda site: site.name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    node: _Node
+    first: int
+    last: int
+    at: int
+
+    def select(self, scene: _Scene) -> Selection:
+        layers = range(scene.anatomy.layers)
+        # "last4" is kept as -4 .. -1, since only the model knows where it begins.
+        first, last = (n + len(layers) if n < 0 else n for n in (self.first, self.last))
+        if first not in layers or last not in layers:
+            raise _error(scene.text, self.at, "this model lacks the layers asked for", f" {_extent(len(layers))}")
+        return self.node.select(scene) & of_sites(scene.anatomy, lambda site: site.layer in range(first, last + 1))
+
+
+def _extent(layers: int) -> str:
+    if layers < 2:
+        return "It has 1 layer: 0." if layers else "It has no layers known by name."
+    return f"It has {layers} layers: 0 to {layers - 1}."
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """Operands joined from left to right; flat, so that a long text is not a deep tree."""
+
+    first: _Node
+    rest: tuple[tuple[str, _Node], ...]
+
+    def select(self, scene: _Scene) -> Selection:
+        result = self.first.select(scene)
+        for sign, node in self.rest:
+            result = _OPERATORS[sign](result, node.select(scene))
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    strategy: str
+    node: _Node
+    amount: str
+    seed: int | None
+    ordinal: int
+    at: int
+    source: str
+
+    def select(self, scene: _Scene) -> Selection:
+        operand = self.node.select(scene)
+        asked = _asked(self.amount, operand.count)
+        if asked > operand.count:
+            raise _error(scene.text, self.at, f"cannot take {asked:,} of {operand.count:,} entries")
+        # The ordinal makes two samples of one text differ.
+        rng = np.random.default_rng([scene.seed if self.seed is None else self.seed, self.ordinal])
+        try:
+            sample = STRATEGIES[self.strategy](Request(scene.anatomy, operand, asked, rng))
+        except SelectionError as reason:
+            raise _error(scene.text, self.at, str(reason)) from None
+        return Selection(sample.entries, sample.shapes, operand.notes + self._notes(sample, asked), operand.injected)
+
+    def _notes(self, sample: Selection, asked: int) -> tuple[str, ...]:
+        return tuple(f"{self.source} took {sample.count:,} entries of {asked:,} asked: {note}" for note in sample.notes)
+
+
+def _asked(amount: str, total: int) -> int:
+    """An amount as a count, percentages rounded to the nearest entry."""
+    if not amount.endswith("%"):
+        return int(amount)
+    return math.floor(Fraction(amount.rstrip("% ")) * total / 100 + Fraction(1, 2))
+
+
+# ---- the language: form ----------------------------------------------------------------------------------------
+
+_TOKEN = re.compile(
+    r"""(?P<word>[A-Za-z_][A-Za-z0-9_]*)
+      | (?P<layers>@\s*(?:last[0-9]{1,9}|[0-9]{1,9}(?:-[0-9]{1,9})?))
+      | (?P<number>(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:[ ]*%)?)
+      | (?P<sign>[-+&(),=])""",
+    re.VERBOSE,
+)
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_DEEPEST = 50
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    text: str
+    at: int
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    at = 0
+    while at < len(text):
+        if text[at].isspace():
+            at += 1
+        elif text.startswith("re:", at):
+            end = _pattern_end(text, at + 3)
+            yield _Token("pattern", text[at:end], at)
+            at = end
+        elif match := _TOKEN.match(text, at):
+            yield _Token(match.lastgroup or "", match[0], at)
+            at = match.end()
+        else:
+            hint = " Layers read like @3, @0-5 or @last4." if text[at] == "@" else ""
+            raise _error(text, at, f'unexpected "{text[at]}"', hint)
+    yield _Token("end", "", len(text))
+
+
+def _pattern_end(text: str, at: int) -> int:
+    """Where the pattern that begins here ends: at its quote, or else before a space, `@`, `,` or a closing `)`."""
+    if text.startswith('"', at):
+        if match := _QUOTED.match(text, at):
+            return match.end()
+        raise _error(text, at, "a quote is opened and never closed")
+    end, depth = at, 0
+    while end < len(text) and not text[end].isspace() and text[end] != "@":
+        if depth <= 0 and text[end] in "),":
+            break
+        depth += (text[end] in "([{") - (text[end] in ")]}")
+        end += 2 if text[end] == "\\" else 1
+    return min(end, len(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Init:
+    """What the entries of a selection start from: their base values, zero, or a fresh draw."""
+
+    kind: str  # "keep", "zero" or "reinit"
+    selection: str = "none"
+
+
+class _Parser:
+    """Reads one text by recursive descent."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens = list(_tokens(text))
+        self.next = 0
+        self.depth = 0
+        self.seeds: list[int | None] = []
+
+    @property
+    def token(self) -> _Token:
+        return self.tokens[self.next]
+
+    def take(self) -> _Token:
+        self.next += 1
+        return self.tokens[self.next - 1]
+
+    def sees(self, *signs: str) -> bool:
+        return self.token.kind == "sign" and self.token.text in signs
+
+    def expect(self, sign: str) -> _Token:
+        if not self.sees(sign):
+            raise self.unexpected(f'"{sign}"')
+        return self.take()
+
+    def unexpected(self, wanted: str) -> SelectionError:
+        found = f'"{self.token.text}"' if self.token.kind != "end" else "the end"
+        return _error(self.text, self.token.at, f"expected {wanted} but found {found}")
+
+    def whole(self) -> _Node:
+        """The whole text as one expression."""
+        if self.token.kind == "end":
+            raise SelectionError('the selection is empty; write "none" to select nothing.')
+        node = self.expression()
+        self.finish("one of + - & or the end")
+        return node
+
+    def finish(self, wanted: str) -> None:
+        if self.token.kind != "end":
+            raise self.unexpected(wanted)
+
+    def expression(self) -> _Node:
+        return self.chain(self.product, "+", "-")
+
+    def product(self) -> _Node:
+        return self.chain(self.operand, "&")
+
+    def chain(self, part: Callable[[], _Node], *signs: str) -> _Node:
+        first, rest = part(), []
+        while self.sees(*signs):
+            sign = self.take().text
+            rest.append((sign, part()))
+        return _Chain(first, tuple(rest)) if rest else first
+
+    def operand(self) -> _Node:
+        parenthesised = self.sees("(")
+        node = self.primary()
+        while self.token.kind == "layers":
+            if isinstance(node, _Sample) and not parenthesised:
+                hint = f" Write them inside: {node.strategy}(bias@2, 3)."
+                raise _error(self.text, self.token.at, "layers behind a sample", hint)
+            node = self.layers(node)
+        return node
+
+    def layers(self, node: _Node) -> _Node:
+        token = self.take()
+        first, _, last = token.text[1:].strip().partition("-")
+        if first.startswith("last"):
+            numbers = -int(first.removeprefix("last")), -1
+        else:
+            numbers = int(first), int(last or first)
+        if numbers[0] > numbers[1]:
+            raise _error(self.text, token.at, "the layers are empty", " They read like @3, @0-5 or @last4.")
+        return _Layers(node, *numbers, token.at)
+
+    def primary(self) -> _Node:
+        if self.token.kind == "word":
+            return self.word()
+        if self.token.kind == "pattern":
+            return self.pattern()
+        if not self.sees("("):
+            raise self.unexpected("a term, a group or (")
+        return self.parenthesised()
+
+    def parenthesised(self) -> _Node:
+        self.expect("(")
+        node = self.nested()
+        self.expect(")")
+        return node
+
+    def nested(self) -> _Node:
+        if self.depth == _DEEPEST:
+            raise _error(self.text, self.token.at, f"more than {_DEEPEST} nested parentheses")
+        self.depth += 1
+        node = self.expression()
+        self.depth -= 1
+        return node
+
+    def word(self) -> _Node:
+        token = self.take()
+        if token.text in TERMS:
+            return _Term(token.text, token.at)
+        if token.text in _GROUPS:
+            return _Group(token.text)
+        if token.text in STRATEGIES:
+            return self.sample(token)
+        raise _unknown(self.text, token, "term", (*TERMS, *_GROUPS, *STRATEGIES))
+
+    def pattern(self) -> _Node:
+        token = self.take()
+        body = token.text.removeprefix("re:")
+        try:
+            return _Pattern(re.compile(body[1:-1] if body.startswith('"') else body), token.at)
+        except (re.error, OverflowError, RecursionError) as reason:
+            raise _error(self.text, token.at, f"the pattern is not a regular expression ({reason})") from None
+
+    def sample(self, name: _Token) -> _Node:
+        ordinal = len(self.seeds)
+        self.seeds.append(None)
+        self.expect("(")
+        node = self.nested()
+        self.expect(",")
+        amount = self.amount()
+        self.seeds[ordinal] = seed = self.seed()
+        end = self.expect(")").at + 1
+        return _Sample(name.text, node, amount, seed, ordinal, name.at, self.text[name.at : end])
+
+    def amount(self) -> str:
+        if self.token.kind != "number" or not (self.token.text.isdigit() or self.token.text.endswith("%")):
+            raise self.unexpected("a whole number or a percentage")
+        return self.take().text
+
+    def seed(self) -> int | None:
+        if not self.sees(","):
+            return None
+        self.take()
+        if self.token.text != "seed":
+            raise self.unexpected("seed=")
+        self.take()
+        self.expect("=")
+        if not self.token.text.isdigit():
+            raise self.unexpected("a whole number")
+        return int(self.take().text)
+
+    def inits(self) -> tuple[Init, ...]:
+        """The whole text as start values."""
+        found = [self.init()]
+        while self.sees("+"):
+            self.take()
+            found.append(self.init())
+        self.finish("+ or the end")
+        return tuple(found)
+
+    def init(self) -> Init:
+        token = self.take()
+        if token.text == "keep":
+            return Init("keep")
+        if token.text not in ("zero", "reinit"):
+            raise _unknown(self.text, token, "start value", ("keep", "zero", "reinit"))
+        start = self.expect("(").at + 1
+        self.nested()
+        return Init(token.text, self.text[start : self.expect(")").at].strip())
+
+
+def _unknown(text: str, token: _Token, what: str, known: Sequence[str]) -> SelectionError:
+    by_lower_case = {word.lower(): word for word in known}
+    return _error(
+        text, token.at, f'no {what} "{token.text}"', suggest(by_lower_case.get(token.text.lower(), token.text), known)
+    )
+
+
+# ---- what others call ------------------------------------------------------------------------------------------
+
+
+def select(anatomy: Anatomy, text: str, seed: int = 0) -> Selection:
+    """The entries of a model that a text of the selection language names."""
+    if seed < 0:
+        raise SelectionError(f"the seed of a selection is {seed}; it must not be negative.")
+    return _Parser(text).whole().select(_Scene(anatomy, text, seed))
+
+
+def check(text: str) -> None:
+    """Refuse a text that no model could understand."""
+    _Parser(text).whole()
+
+
+def parse_init(text: str) -> tuple[Init, ...]:
+    """The start values that a text like `zero(b_q) + reinit(W_q)` asks for, in its order."""
+    return _Parser(text).inits()

@@ -1,0 +1,192 @@
+"""Strategies: how a sample such as `random(all, 0.1%)` picks its entries.
+
+A strategy is one function from a request to a selection. It sees names and shapes, a seeded random generator and, if
+it asks for them, the values of the base. A package adds one with an entry point of the group "bitfit.strategies".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..arrays import Array
+from ..errors import SelectionError
+from ..plugins import Registry
+from .anatomy import Anatomy, Site
+from .selection import Indices, Selection, overlap
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a strategy is asked for: `count` of the entries in `operand`."""
+
+    anatomy: Anatomy
+    operand: Selection
+    count: int
+    rng: np.random.Generator
+
+    def values(self, name: str) -> Array:
+        """The base's values of a tensor, flat; SelectionError if only the configuration of the base is known."""
+        if name in self.anatomy.injected:  # it starts from zero or at random: the base says nothing of it
+            return np.zeros(self.operand.size(name), np.float32)
+        if self.anatomy.values is None:
+            raise SelectionError("this strategy needs the base's weights, and only a configuration is given")
+        return self.anatomy.values(name).reshape(-1)
+
+    def selection(self, entries: dict[str, Indices], *notes: str) -> Selection:
+        """A selection of these entries of the model; a note says what the user should know of the sample."""
+        return Selection(entries, self.anatomy.shapes, notes)
+
+
+Strategy = Callable[[Request], Selection]
+
+STRATEGIES: Registry[Strategy] = Registry(
+    "bitfit.strategies",
+    {
+        "random": "bitfit.model.strategies:random",
+        "rowcol": "bitfit.model.strategies:rowcol",
+        "magnitude": "bitfit.model.strategies:magnitude",
+    },
+)
+
+
+def random(request: Request) -> Selection:
+    """A uniform sample of the operand's entries, without replacement."""
+    if not request.count:
+        return request.selection({})
+    # Sorted by name, so that the same seed draws the same entries whatever order a model lists its parameters in.
+    operand = request.operand
+    names = sorted(operand.entries)
+    ends = np.cumsum([_count(operand, name) for name in names])
+    drawn = np.sort(request.rng.choice(operand.count, request.count, replace=False, shuffle=False))
+    chosen = {}
+    for name, positions in zip(names, _per_run(drawn, ends), strict=True):
+        indices = operand.entries[name]
+        chosen[name] = positions if indices is None else indices[positions]
+    return request.selection(chosen)
+
+
+def magnitude(request: Request) -> Selection:
+    """The entries of the operand with the largest absolute values in the base; of equal ones, the first by name."""
+    if not request.count:
+        return request.selection({})
+    operand = request.operand
+    names = sorted(operand.entries)
+    # An entry of the sample is among the `count` largest of its own tensor: the others need not be compared at all.
+    candidates = [_largest_in(request, name) for name in names]
+    sizes = np.concatenate([size for _, size in candidates])
+    ends = np.cumsum([len(indices) for indices, _ in candidates])
+    chosen = {}
+    for name, (indices, _), positions in zip(
+        names, candidates, _per_run(_largest(sizes, request.count), ends), strict=True
+    ):
+        chosen[name] = indices[positions]
+    return request.selection(chosen)
+
+
+def _largest_in(request: Request, name: str) -> tuple[Indices, Array]:
+    """The selected entries of one tensor that may belong to the sample: their indices and absolute values."""
+    indices = request.operand.entries[name]
+    values = np.abs(request.values(name))
+    if indices is None:
+        indices = np.arange(values.size)
+    values = values[indices]
+    kept = _largest(values, min(request.count, values.size))
+    return indices[kept], values[kept]
+
+
+def _largest(values: Array, count: int) -> Indices:
+    """The ascending positions of the `count` largest values; of equal ones, the first."""
+    threshold = np.partition(values, values.size - count)[values.size - count]
+    above = np.flatnonzero(values > threshold)
+    ties = np.flatnonzero(values == threshold)[: count - above.size]
+    return np.sort(np.concatenate([above, ties]))
+
+
+def _count(selection: Selection, name: str) -> int:
+    indices = selection.entries[name]
+    return selection.size(name) if indices is None else indices.size
+
+
+def _per_run(positions: Indices, ends: Indices) -> list[Indices]:
+    """Sorted positions on a line of consecutive runs, split into the positions within each run."""
+    runs = np.split(positions, np.searchsorted(positions, ends[:-1]))
+    return [run - start for run, start in zip(runs, [0, *ends[:-1]], strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """The rows, or the columns, of one matrix."""
+
+    site: Site
+    by_row: bool
+
+    @property
+    def number(self) -> int:
+        return len(self.site.span(0 if self.by_row else 1))
+
+    @property
+    def length(self) -> int:
+        return len(self.site.span(1 if self.by_row else 0))
+
+    def flat(self, units: Indices) -> Indices:
+        """The flat indices of some of the units."""
+        rows = np.array(self.site.span(0), np.int64)
+        columns = np.array(self.site.span(1), np.int64)
+        if self.by_row:
+            rows = rows[units]
+        else:
+            columns = columns[units]
+        return (rows[:, None] * self.site.shape[1] + columns).ravel()
+
+
+def rowcol(request: Request) -> Selection:
+    """Whole rows or columns of the operand's matrices, until no further one fits into the count."""
+    matrices = [site for site in request.anatomy.sites if _is_matrix_of(site, request.operand)]
+    if not matrices:
+        raise SelectionError("no whole matrix to take rows or columns of")
+    matrices.sort(key=lambda site: (site.name, site.start))
+    # One orientation per matrix: a row and a column of the same matrix would share an entry.
+    coins = request.rng.integers(2, size=len(matrices))
+    kinds = [_Units(site, bool(coin)) for site, coin in zip(matrices, coins, strict=True)]
+    numbers = [units.number for units in kinds]
+    lengths = np.repeat([units.length for units in kinds], numbers)
+    order = request.rng.permutation(lengths.size)
+    taken = np.sort(order[_fitting(lengths[order], request.count)])
+    if not taken.size:
+        raise SelectionError(
+            f"{request.count:,} entries are less than the smallest row or column drawn, of {lengths.min():,},"
+        )
+    return _of_units(request, list(zip(kinds, _per_run(taken, np.cumsum(numbers)), strict=True)))
+
+
+def _is_matrix_of(site: Site, operand: Selection) -> bool:
+    return len(site.shape) == 2 and site.size > 0 and overlap(site, operand) == site.size
+
+
+def _fitting(lengths: Indices, room: int) -> list[int]:
+    """The positions taken when each length that still fits is taken in turn."""
+    taken = []
+    smallest = int(lengths.min())
+    for position, length in enumerate(lengths.tolist()):
+        if room < smallest:
+            break
+        if length <= room:
+            taken.append(position)
+            room -= length
+    return taken
+
+
+def _of_units(request: Request, chosen: list[tuple[_Units, Indices]]) -> Selection:
+    flat: dict[str, list[Indices]] = {}
+    rows = columns = 0
+    for units, which in chosen:
+        flat.setdefault(units.site.name, []).append(units.flat(which))
+        if units.by_row:
+            rows += which.size
+        else:
+            columns += which.size
+    entries = {name: np.concatenate(indices) for name, indices in flat.items()}
+    return request.selection(entries, f"{rows:,} rows and {columns:,} columns")
