@@ -99,6 +99,23 @@ def test_the_readme_lists_every_room():
     assert listed == set(ROOMS) - {"core"}
 
 
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+)
+def test_the_links_of_a_page_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text())
+    assert not [link for link in links if "://" not in link and not ((ROOT / page).parent / link).exists()]
+
+
+def test_test_modules_import_no_other_test_module():
+    for path in (ROOT / "tests").glob("*.py"):
+        assert not re.search(r"^\s*(from|import) (test_|conftest)", path.read_text(), re.M), path.name
+
+
 def test_the_readmes_python_example_runs(base, csv_file, monkeypatch, tmp_path):
     import bitfit
 
