@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from bitfit.data.examples import Examples
 from bitfit.errors import DataError, UsageError
-from bitfit.tasks import metrics
-from bitfit.tasks.metrics import Score, evaluate, interval, majority, metrics_for, score
+from bitfit.tasks import Task, metrics
+from bitfit.tasks.metrics import CLASS_METRICS, NUMBER_METRICS, TWO_CLASS_METRICS, Score, evaluate, interval, score
 
 CLASSIFICATION = ("accuracy", "macro_f1", "matthews")
 CORRELATIONS = ("spearman", "pearson")
@@ -43,6 +44,13 @@ def reference(metric: str) -> Callable[..., float]:
         "f1": lambda p, g: sk.f1_score(g, p, zero_division=0),
         "macro_f1": lambda p, g: sk.f1_score(g, p, average="macro", zero_division=0),
         "matthews": lambda p, g: sk.matthews_corrcoef(g, p),
+        "precision": lambda p, g: sk.precision_score(g, p, zero_division=0),
+        "recall": lambda p, g: sk.recall_score(g, p, zero_division=0),
+        "auc": lambda p, g: sk.roc_auc_score(g, p),
+        "average_precision": lambda p, g: sk.average_precision_score(g, p),
+        "mae": lambda p, g: sk.mean_absolute_error(g, p),
+        "rmse": lambda p, g: sk.root_mean_squared_error(g, p),
+        "r2": lambda p, g: sk.r2_score(g, p),
         "spearman": lambda p, g: stats.spearmanr(p, g).statistic,
         "pearson": lambda p, g: stats.pearsonr(p, g).statistic,
     }
@@ -57,10 +65,43 @@ def test_classification_equals_sklearn(metric: str, classes: int, seed: int) -> 
     assert score(metric, predictions, golds, classes) == pytest.approx(reference(metric)(predictions, golds))
 
 
+@pytest.mark.parametrize("positive", [0, 1])
 @pytest.mark.parametrize("seed", range(3))
-def test_f1_equals_sklearn(seed: int) -> None:
+@pytest.mark.parametrize("metric", ["f1", "precision", "recall"])
+def test_metrics_of_the_positive_class_equal_sklearn(metric: str, seed: int, positive: int) -> None:
     predictions, golds = labels(seed, rows=60, classes=2)
-    assert score("f1", predictions, golds) == pytest.approx(reference("f1")(predictions, golds))
+    wanted = reference(metric)(predictions == positive, golds == positive)
+    assert score(metric, predictions, golds, positive=positive) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("positive", [0, 1])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("metric", ["auc", "average_precision"])
+def test_rankings_of_two_classes_equal_sklearn(metric: str, tied: bool, positive: int) -> None:
+    values, golds = numbers(5, rows=60, tied=tied)
+    truth = (golds > 0.3).astype(int)
+    scores = np.stack([-values, values], 1)
+    wanted = reference(metric)(values if positive else -values, truth == positive)
+    assert score(metric, scores, truth, 2, positive) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("metric", ["auc", "average_precision"])
+def test_a_ranking_of_one_class_alone_is_zero_and_says_so(metric: str) -> None:
+    with pytest.warns(UserWarning, match="golds are constant"):
+        assert score(metric, [[0.1, 0.9], [0.8, 0.2]], [0, 0], 2) == 0
+
+
+def test_scores_of_classes_are_read_as_their_best_class() -> None:
+    scores = [[0.1, 0.7, 0.2], [0.5, 0.3, 0.2]]
+    assert score("accuracy", scores, [1, 2], 3) == score("accuracy", [1, 0], [1, 2], 3) == 0.5
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1.0, 1e200])
+@pytest.mark.parametrize("metric", ["mae", "rmse", "r2"])
+def test_errors_equal_sklearn_at_any_scale(metric: str, scale: float) -> None:
+    predictions, golds = numbers(1, rows=60)
+    wanted = reference(metric)(predictions, golds) * (1 if metric == "r2" else scale)
+    assert score(metric, predictions * scale, golds * scale) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -139,9 +180,14 @@ def test_an_unknown_metric_is_corrected() -> None:
     with pytest.raises(UsageError, match='Did you mean "accuracy"'):
         score("acuracy", [0], [0])
     with pytest.raises(UsageError, match="Known: spearman, pearson"):
-        majority([0.5], [0.5], "regression", "accuracy")
+        Task.of("regression", (), "accuracy")
     with pytest.raises(UsageError, match='Did you mean "regression"'):
-        metrics_for("regresion", 1)
+        Task.of("regresion", ())
+
+
+def test_an_error_cannot_pick_the_best_checkpoint() -> None:
+    with pytest.raises(UsageError, match=r"mae is reported, .* use r2"):
+        Task.of("regression", (), "mae")
 
 
 def test_f1_refuses_more_than_two_classes() -> None:
@@ -152,18 +198,17 @@ def test_f1_refuses_more_than_two_classes() -> None:
 
 
 def test_the_main_metric_comes_first() -> None:
-    assert metrics_for("classification", 2) == ("accuracy", "f1", "macro_f1", "matthews")
-    assert metrics_for("classification", 3) == ("accuracy", "macro_f1", "matthews")
-    assert metrics_for("regression", 1) == ("spearman", "pearson")
+    assert Task.of("classification", ("a", "b")).metric == "accuracy"
+    assert Task.of("regression", ()).metric == "spearman"
 
 
-@pytest.mark.filterwarnings("ignore:matthews")
+@pytest.mark.filterwarnings("ignore:matthews", "ignore:auc", "ignore:average_precision")
 @pytest.mark.parametrize("rows", [1, 2, 5, 80])
 @pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
 def test_an_interval_holds_its_value(rows: int, right: float) -> None:
     for classes in (2, 4):
         predictions, golds = labels(rows, rows, classes, right)
-        for metric in metrics_for("classification", classes):
+        for metric in TWO_CLASS_METRICS if classes == 2 else CLASS_METRICS:
             low, high = interval(metric, predictions, golds, classes, resamples=200)
             assert -1 <= low <= score(metric, predictions, golds, classes) <= high <= 1
 
@@ -244,30 +289,38 @@ def test_ten_thousand_rows_are_quick(metric: str) -> None:
 
 def test_evaluate_scores_every_metric_of_the_kind() -> None:
     predictions, golds = labels(0, rows=100, classes=2)
-    scores = evaluate("classification", predictions, golds, 2, resamples=100, seed=4)
-    assert tuple(scores) == metrics_for("classification", 2)
+    scores = evaluate(TWO_CLASS_METRICS, predictions, golds, 2, resamples=100, seed=4)
+    assert tuple(scores) == TWO_CLASS_METRICS
     low, high = interval("f1", predictions, golds, resamples=100, seed=4)
     assert scores["f1"] == Score(score("f1", predictions, golds), low, high)
-    assert tuple(evaluate("regression", *numbers(0, rows=20), 1)) == ("spearman", "pearson")
+    assert tuple(evaluate(NUMBER_METRICS, *numbers(0, rows=20))) == NUMBER_METRICS
+
+
+def baseline(kind: str, metric: str, train: list[float], dev: list[float]) -> float:
+    names = () if kind == "regression" else tuple("abc"[: max(2, int(max(train)) + 1)])
+    parts = (Examples(["x"] * len(golds), None, golds, []) for golds in (train, dev))
+    return Task.of(kind, names, metric).baseline(*parts)
 
 
 def test_the_baseline_is_the_most_frequent_training_class() -> None:
-    assert majority([2, 2, 0], [2, 0, 0, 1], "classification", "accuracy") == pytest.approx(1 / 4)
-    assert majority([1, 0, 1, 0], [0, 0, 1], "classification", "accuracy") == pytest.approx(2 / 3)
-    assert majority([1, 1, 0], [1, 0], "classification", "f1") == pytest.approx(2 / 3)
-    assert majority([1, 1, 0], [1, 0], "classification", "matthews") == 0.0
+    assert baseline("classification", "accuracy", [2, 2, 0], [2, 0, 0, 1]) == pytest.approx(1 / 4)
+    assert baseline("classification", "accuracy", [1, 0, 1, 0], [0, 0, 1]) == pytest.approx(2 / 3)
+    assert baseline("classification", "f1", [1, 1, 0], [1, 0]) == pytest.approx(2 / 3)
+    assert baseline("classification", "matthews", [1, 1, 0], [1, 0]) == 0.0
 
 
-def test_the_regression_baseline_is_zero_in_silence() -> None:
+def test_the_regression_baseline_is_a_constant_in_silence() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert majority([0.5, 1.5], [1.0, 2.0], "regression", "spearman") == 0.0
+        assert baseline("regression", "spearman", [0.5, 1.5], [1.0, 2.0]) == 0.0
+        assert baseline("regression", "r2", [0.5, 1.5], [1.0, 2.0]) == pytest.approx(-1.0)
 
 
 def test_metrics_need_neither_scipy_nor_sklearn() -> None:
     code = (
         "import sys; from bitfit.tasks import metrics;"
-        "metrics.evaluate('classification', [0, 1], [0, 0], 2); metrics.evaluate('regression', [0, 1], [0, 2], 1);"
+        "metrics.evaluate(metrics.TWO_CLASS_METRICS, [0, 1], [0, 0], 2);"
+        "metrics.evaluate(metrics.NUMBER_METRICS, [0, 1], [0, 2]);"
         "sys.exit(any(name in sys.modules for name in ('scipy', 'sklearn')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

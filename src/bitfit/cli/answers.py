@@ -7,21 +7,18 @@ import csv
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..files import writing
 from .show import clean
 
+if TYPE_CHECKING:
+    from ..tasks import Task
 
-def as_line(answer: dict[str, Any]) -> str:
+
+def as_line(task: Task, answer: dict[str, Any]) -> str:
     """One answer for a person to read."""
-    if "value" in answer:
-        return f"{answer['value']:g}"
-    if "tags" in answer:
-        return clean(" ".join(f"{word}/{tag}" for word, tag in zip(answer["tokens"], answer["tags"], strict=True)))
-    if "labels" in answer:
-        return clean(", ".join(answer["labels"]) or "(none)")
-    return f"{clean(answer['label'] if 'label' in answer else answer['answer'])}\t{answer['score']:.4f}"
+    return "\t".join(clean(cell) for cell in task.line(answer))
 
 
 def write_csv(path: Path, answers: Iterable[dict[str, Any]]) -> int:

@@ -93,7 +93,7 @@ def predict(args: argparse.Namespace) -> None:
         show.note(f"wrote {count:,} rows to {args.out}")
     else:
         for answer in answers:
-            print(json.dumps(answer, ensure_ascii=False) if args.json else as_line(answer), flush=True)
+            print(json.dumps(answer, ensure_ascii=False) if args.json else as_line(predictor.task, answer), flush=True)
     if predictor.cut:
         show.note(f"{predictor.cut:,} texts were cut at {predictor.delta.meta.max_length} tokens")
 

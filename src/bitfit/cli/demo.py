@@ -23,7 +23,8 @@ from ..study import spec
 from ..study.grid import Point
 from ..study.runner import about, record
 from ..study.spec import Method, Protocol, Study
-from ..tasks.metrics import evaluate, majority
+from ..tasks import Task
+from ..tasks.metrics import evaluate
 from ..training.run import Run, train
 from . import show
 
@@ -98,8 +99,8 @@ def _majority_row(dataset: Dataset) -> tuple[str, ...]:
     assert dataset.test is not None
     golds = list(dataset.train.labels)
     common = max(sorted(set(golds)), key=golds.count)
-    scores = evaluate(dataset.kind, [common] * len(dataset.test), dataset.test.labels, len(dataset.labels))
-    return "majority", *show.score_cells(scores["accuracy"]), "0", "0%", "-", "-"
+    accuracy = evaluate(["accuracy"], [common] * len(dataset.test), dataset.test.labels)["accuracy"]
+    return "majority", *show.score_cells(accuracy), "0", "0%", "-", "-"
 
 
 def write_page(study: Study, base: Base, runs: list[tuple[Run, float]], folder: Path) -> Path:
@@ -108,7 +109,7 @@ def write_page(study: Study, base: Base, runs: list[tuple[Run, float]], folder: 
     for method, (run, took) in zip(study.methods, runs, strict=True):
         best, dataset = run.best, run.dataset
         assert dataset.test is not None
-        common = majority(dataset.train.labels, dataset.test.labels, dataset.kind, best.trial.metric)
+        common = Task.of(dataset.kind, dataset.labels, best.trial.metric).baseline(dataset.train, dataset.test)
         rows = {name: len(part) for name, part in _parts(dataset).items()}
         facts = {"rows": {**rows, "train": rows["training"]}, "majority": common, "cost": {"seconds": took}}
         point = Point(method.name, study.tasks[0], None, best.trial.lr, best.trial.batch, best.trial.seed)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..delta.meta import ERRORS
 from ..report import changemap
 
 DEMO = "all-MiniLM-L6-v2"  # model/base.py has the same name, but would import torch
@@ -78,7 +79,9 @@ def run(done: Any, target: Path, took: float, base: str | None = None) -> None:
     out.print(f"trained {meta.trained:,} of {meta.total:,} parameters ({share}) in {seconds(took)}")
     out.print(f"wrote {clean(str(target))} ({size(target.stat().st_size)})")
     where = "" if meta.hub or meta.base == DEMO else f" --base {shlex.quote(base or 'FOLDER')}"
-    words = '"a question" "its context"' if meta.task == "answering" else '"some text"'
+    from ..tasks import KINDS
+
+    words = " ".join(f'"{text}"' for text in KINDS[meta.task].sample_input(meta.pairs))
     out.print(f"try: bitfit predict {shlex.quote(str(target))} {words}{where}", soft_wrap=True)
 
 
@@ -94,7 +97,7 @@ def sweep(runs: dict[int, Any], target: Path, took: float) -> None:
     for size, run in runs.items():
         cells = [f"{size:,}"]
         for metric in metrics:
-            cells += score_cells(run.best.scores["dev"][metric])
+            cells += score_cells(run.best.scores["dev"][metric], metric)
         lines.append([*cells, percent(run.best.gap[main])])
     out.print(table([*columns, f"gap {main}"], lines, left=0))
     names = f"{clean(target.stem)}-ROWS{target.suffix}"
@@ -115,14 +118,20 @@ def _score_table(scores: dict[str, dict[str, Any]]) -> Table:
     for metric in next(iter(scores.values())):
         cells = [metric]
         for by_metric in scores.values():
-            cells += score_cells(by_metric[metric])
+            cells += score_cells(by_metric[metric], metric)
         lines.append(cells)
     return table(columns, lines)
 
 
-def score_cells(score: Any) -> tuple[str, str]:
-    """A score and its interval for a table: 79.2 and 76.7 to 81.5"""
-    return percent(score.value), f"{percent(score.low)} to {percent(score.high)}"
+def score_cells(score: Any, metric: str = "accuracy") -> tuple[str, str]:
+    """A score and its interval for a table: 79.2 and 76.7 to 81.5; an error in the unit of the labels."""
+    value, low, high = (measured(number, metric) for number in (score.value, score.low, score.high))
+    return value, f"{low} to {high}"
+
+
+def measured(value: float, metric: str) -> str:
+    """The value of a metric: in percent, or in the unit of the labels for an error."""
+    return f"{value:.4g}" if metric in ERRORS else percent(value)
 
 
 def _settings(trial: Any) -> tuple[str, str, str]:
@@ -131,7 +140,7 @@ def _settings(trial: Any) -> tuple[str, str, str]:
 
 def scores(rows: int, found: dict[str, Any], source: str) -> None:
     """Print metrics with their intervals."""
-    lines = [(name, *score_cells(score)) for name, score in found.items()]
+    lines = [(name, *score_cells(score, name)) for name, score in found.items()]
     out.print(table(["metric", "score", "95% interval"], lines, f"{rows:,} rows of {source}"))
 
 

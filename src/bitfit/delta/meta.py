@@ -14,19 +14,22 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..data.examples import Columns
+from ..data.readers import READERS
 from ..errors import DeltaError
 from ..values import read_known
 
 FORMAT = 1
 POOLS = ("cls", "mean", "tokens")  # what the head reads
-LABELLED = ("classification", "multilabel", "tagging")  # kinds whose answers are names
 MAX_LAYERS = 1000
 LARGEST = 1e300  # of a number that is shown or drawn
 
 
+ERRORS = ("mae", "rmse")  # metrics in the unit of the labels, lower is better; all others are fractions of 1
+
+
 @dataclass(frozen=True)
 class Score:
-    """A metric's value with its 95% interval, all as fractions of 1."""
+    """A metric's value with its 95% interval."""
 
     value: float
     low: float
@@ -89,6 +92,7 @@ class Meta:
     labels: tuple[str, ...]  # the names of the classes; none for regression and answering
     center: float  # a regression's head answers (label - center) / spread
     spread: float
+    positive: str | None = None  # of two classes the positive one; None: the last
     columns: Columns
     max_length: int
     stride: int = 0
@@ -121,7 +125,7 @@ class Meta:
             raise ValueError("labels: two of them are the same")
         if any("\ud800" <= character <= "\udfff" for label in self.labels for character in label):
             raise ValueError("labels: not all of them are valid Unicode texts")
-        if self.task in LABELLED and not self.labels:
+        if self.task in READERS and READERS[self.task].labelled and not self.labels:
             raise ValueError(f"labels: a {self.task} task needs some")
 
     def _check_scores(self) -> None:

@@ -32,7 +32,6 @@ from ..tasks import Task
 
 HEAD_FILE = "head.safetensors"
 INJECTED_FILE = "injected.safetensors"
-TOKEN_CLASSES = {"tagging": "AutoModelForTokenClassification", "answering": "AutoModelForQuestionAnswering"}
 
 
 @dataclass(frozen=True)
@@ -139,10 +138,10 @@ def _stock_shapes(whole: Any, *switches: str) -> dict[str, tuple[int, ...]]:
 
 def transformers_class(base: Base, model: Model, task: Task) -> str | None:
     """The class of transformers that holds the merged model; None if it has none, and the head is a file of its own."""
+    name = task.transformers_class
     if model.pool == "cls":
-        return "AutoModelForSequenceClassification"
-    name = TOKEN_CLASSES.get(task.kind)
-    if name is None or type(base.config) not in getattr(transformers, name)._model_mapping:
+        return name
+    if model.pool == "mean" or type(base.config) not in getattr(transformers, name)._model_mapping:
         return None
     whole = _empty(base, name, task)
     return name if len(_linears(whole, task)) == 1 and _fits(base, whole) else None
@@ -187,7 +186,7 @@ def _renamed(head: dict[str, Tensor], whole: nn.Module, task: Task) -> dict[str,
 
 def _on_label_scale(head: dict[str, Tensor], task: Task) -> dict[str, Tensor]:
     # Regression was trained on standardised labels; the last linear layer takes the scale in.
-    if task.kind != "regression":
+    if (task.center, task.spread) == (0.0, 1.0):
         return head
     final = [name for name in head if name.endswith("weight") and head[name].shape[0] == 1][-1].removesuffix("weight")
     if final + "bias" not in head:
@@ -199,20 +198,11 @@ def _on_label_scale(head: dict[str, Tensor], task: Task) -> dict[str, Tensor]:
 
 def _name_labels(config: Any, task: Task) -> None:
     config.num_labels = task.outputs
-    if task.kind in ("regression", "multilabel"):
-        config.problem_type = {"regression": "regression", "multilabel": "multi_label_classification"}[task.kind]
+    if task.problem_type is not None:
+        config.problem_type = task.problem_type
     if task.labels:
         config.id2label = dict(enumerate(task.labels))
         config.label2id = {label: number for number, label in enumerate(task.labels)}
-
-
-INTO = {
-    "classification": "Classification of {} into one of {}.",
-    "regression": "A number for {}.",
-    "multilabel": "Any number of labels for {}, of {}.",
-    "tagging": "A tag for every word of a sentence, of {1}.",
-    "answering": "The span of a context that answers a question.",
-}
 
 
 def card(delta: Delta, base: Base, model: Model, task: Task, grown: Grown) -> str:
@@ -221,7 +211,7 @@ def card(delta: Delta, base: Base, model: Model, task: Task, grown: Grown) -> st
     main = meta.score
     what = f"{meta.trained:,} of {meta.total:,} parameters ({meta.trained / meta.total:.3%})"
     labels = ", ".join(f"`{_plain(label)}`" for label in task.labels)
-    into = INTO[task.kind].format("text pairs" if meta.pairs else "texts", labels)
+    into = task.card.format(texts="text pairs" if meta.pairs else "texts", labels=labels)
     windows = f"Longer inputs are read in windows that share {meta.stride} tokens."
     return f"""# {_plain(meta.base)} fine-tuned by bitfit
 
@@ -276,7 +266,7 @@ def _usage(delta: Delta, base: Base, model: Model, task: Task, grown: Grown) -> 
 folder = "."
 tokenizer = AutoTokenizer.from_pretrained(folder{spaced})
 model = {name or "AutoModel"}.from_pretrained(folder, dtype=torch.float32).eval()
-{add}batch = tokenizer({_inputs(delta, task)}, max_length={delta.meta.max_length}, return_tensors="pt")
+{add}batch = tokenizer({task.card_input(delta.meta.pairs)}, max_length={delta.meta.max_length}, return_tensors="pt")
 """
     if name == "AutoModelForQuestionAnswering":
         last = "output = model(**batch)\n    logits = torch.stack([output.start_logits, output.end_logits], -1)"
@@ -286,15 +276,6 @@ model = {name or "AutoModel"}.from_pretrained(folder, dtype=torch.float32).eval(
         start += f'head = load_file(folder + "/{HEAD_FILE}")\n'
         last = _by_hand(task)
     return start + f"with torch.no_grad():\n    {last}\n"
-
-
-def _inputs(delta: Delta, task: Task) -> str:
-    if task.form == "words":
-        return '[["some", "words"]], is_split_into_words=True, padding=True, truncation=True'
-    if task.form == "windows":
-        return '["a question"], ["its context"], padding=True, truncation="only_second"'
-    texts = '["first text"], ["second text"]' if delta.meta.pairs else '["a text"]'
-    return f"{texts}, padding=True, truncation=True"
 
 
 def _by_hand(task: Task) -> str:

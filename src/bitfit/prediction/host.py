@@ -20,7 +20,6 @@ from ..arrays import Array
 from ..bank.bank import Bank, Lane, Slot, lane_of_delta, lane_to_train
 from ..bank.packed import Packed
 from ..data.examples import Examples
-from ..data.readers.tagging import split_words
 from ..delta.delta import Delta
 from ..delta.fold import serving_form
 from ..errors import DeltaError, UsageError
@@ -28,11 +27,8 @@ from ..model.base import Base
 from ..model.language import select
 from ..model.rows import Rows
 from ..model.task_model import Model
-from ..tasks import Task
+from ..tasks import Task, Text
 from ..tasks.encode import Encoded, Encoder
-
-Text = str | Sequence[str]
-"""A text, a pair of texts, a question with its context, or a sentence as words."""
 
 
 @dataclass(frozen=True)
@@ -166,27 +162,13 @@ def _together(residents: Iterable[Resident]) -> list[list[Resident]]:
     return [*([shared] if shared else []), *([resident] for resident in every if resident.dense)]
 
 
-def complaint(task: Task, text: Text, paired: bool) -> str | None:
-    """Why a task does not take this as a text; None if it does."""
-    if task.form == "words":
-        return None
-    if isinstance(text, str) != paired and (not paired or len(text) == 2):
-        return None
-    need = "a question and its context" if task.form == "windows" else "pairs of texts"
-    return "the delta takes " + (need if paired else "single texts, not pairs")
-
-
 def as_examples(task: Task, texts: Sequence[Text], paired: bool) -> Examples:
     """Texts as a task takes them; UsageError for what it does not take."""
     for text in texts:
         _check_text(text)
-        if why := complaint(task, text, paired):
+        if why := task.complaint(text, paired):
             raise UsageError(why)
-    if task.form == "words":
-        return Examples([split_words(text) if isinstance(text, str) else tuple(text) for text in texts], None)
-    if not paired:
-        return Examples(list(texts), None)
-    return Examples([text[0] for text in texts], [text[1] for text in texts])
+    return task.examples(texts, paired)
 
 
 def _check_text(text: object) -> None:

@@ -20,10 +20,10 @@ from ..errors import DataError, DeltaError, ModelError, UsageError
 from ..model.base import DEMO, Base, load_base
 from ..model.rows import by_length
 from ..model.task_model import Model
-from ..tasks import Task
+from ..tasks import Task, Text
 from ..tasks.encode import Encoded, Encoder
 from ..tasks.metrics import Score
-from .host import Host, Reading, Text, as_examples
+from .host import Host, Reading, as_examples
 
 CHUNK = 1024
 BATCH = 64

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..prediction.host import Text
+from ..tasks import KINDS, Text
 
 MOST_ERRORS = 100
 
@@ -22,6 +23,15 @@ class RequestError(Exception):
     def body(self) -> dict[str, Any]:
         """The refusal as JSON."""
         return {"error": {"status": self.status, "message": self.message, "field": self.field}}
+
+
+@cache
+def _field_sets() -> tuple[tuple[str, ...], ...]:
+    """The fields that inputs of all kinds of task consist of."""
+    sets: dict[tuple[str, ...], None] = {}
+    for kind in KINDS.values():
+        sets.update(dict.fromkeys(kind.fields))
+    return tuple(sets)
 
 
 class _Strict(BaseModel):
@@ -39,9 +49,10 @@ class TextInput(_Strict):
 
     def value(self, field: str) -> Text:
         """What the task takes."""
-        given = tuple(k for k in ("text", "text_pair", "question", "context", "words") if getattr(self, k) is not None)
-        if given not in (("text",), ("text", "text_pair"), ("question", "context"), ("words",)):
-            raise RequestError(422, "give text, or text and text_pair, or question and context, or words", field)
+        given = tuple(name for name in TextInput.model_fields if getattr(self, name) is not None)
+        if given not in _field_sets():
+            choices = ", or ".join(" and ".join(names) for names in _field_sets())
+            raise RequestError(422, f"give {choices}", field)
         values = [getattr(self, name) for name in given]
         return tuple(values) if len(values) == 2 else values[0]
 

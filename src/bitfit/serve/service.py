@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager, suppress
 
 from ..errors import BitfitError, DeltaError, UsageError, WriteError
 from ..model.base import Base
-from ..prediction.host import Host, Reading, Resident, Text, complaint
+from ..prediction.host import Host, Reading, Resident
+from ..tasks import Text
 from .cache import Cache, Version
 from .logs import log
 from .metrics import Metrics
@@ -116,7 +117,7 @@ class Service:
         by_task: dict[str, list[int]] = {}
         for place, (task, field, text) in enumerate(asked):
             resident = versions[task].resident
-            if why := complaint(resident.task, text, resident.paired):
+            if why := resident.task.complaint(text, resident.paired):
                 raise RequestError(422, f"{task}: {why}", field)
             by_task.setdefault(task, []).append(place)
         ready: list[Ready] = []

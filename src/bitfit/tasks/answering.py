@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from ..arrays import Array
-from ..data.examples import Answer, Examples, Kind
+from ..data.examples import Answer, Examples
+from ..data.readers.answering import Questions
 from ..model.rows import Rows
 from .encode import Encoded, Encoder
 from .metrics import Score
 from .sums import Metric, Sums, share
-from .task import Task
+from .task import Task, Text
 
 BEST = 20  # spans compared in a score
 LONGEST = 30  # tokens of an answer
@@ -30,11 +31,27 @@ METRICS: dict[str, Metric] = {"f1": share(0, 2), "exact_match": share(1, 2)}
 class Answering(Task):
     """Where in a context the answer to a question begins and ends."""
 
-    kind: ClassVar[Kind] = "answering"
+    kind: ClassVar[str] = Questions.kind
+    reader: ClassVar[type[Questions]] = Questions
     form: ClassVar[str] = "windows"
     length: ClassVar[int] = 384
     stride: ClassVar[int | None] = 128
     baseline_name: ClassVar[str] = "the sentence most like the question"
+    transformers_class: ClassVar[str] = "AutoModelForQuestionAnswering"
+    pipeline: ClassVar[str] = "question-answering"
+    card: ClassVar[str] = "The span of a context that answers a question."
+    fields: ClassVar[tuple[tuple[str, ...], ...]] = (("question", "context"),)
+
+    @classmethod
+    def metric_names(cls, labels: Sequence[str]) -> tuple[str, ...]:
+        """SQuAD's: shared words, and equal answers."""
+        return tuple(METRICS)
+
+    def complaint(self, text: Text, paired: bool) -> str | None:
+        """A question and its context are needed."""
+        if super().complaint(text, paired) is None:
+            return None
+        return "the delta takes a question and its context"
 
     @property
     def outputs(self) -> int:
@@ -79,6 +96,21 @@ class Answering(Task):
             spans = [span for row in range(bounds[number], bounds[number + 1]) for span in _spans(logits, encoded, row)]
             found.append(_answer(context, sorted(spans, reverse=True)))
         return found
+
+    @staticmethod
+    def line(answer: dict[str, Any]) -> tuple[str, ...]:
+        """The answer and its score."""
+        return answer["answer"], f"{answer['score']:.4f}"
+
+    @staticmethod
+    def sample_input(paired: bool) -> tuple[str, ...]:
+        """A question and its context."""
+        return "a question", "its context"
+
+    @staticmethod
+    def card_input(paired: bool) -> str:
+        """A question with its context, which alone is cut."""
+        return '["a question"], ["its context"], padding=True, truncation="only_second"'
 
     def baseline(self, train: Examples, dev: Examples) -> float:
         """The sentence of the context that shares most words with the question."""

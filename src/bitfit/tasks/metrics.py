@@ -1,4 +1,4 @@
-"""How good predictions are: the papers' metrics, their 95% intervals and the baseline to beat.
+"""How good predictions are: metrics of classes and of numbers with their 95% intervals.
 
 Every metric is computed on many resamples at once, and the plain score is the case of a single one, so a value and
 its interval cannot disagree about what the metric means.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..delta.meta import ERRORS as ERRORS
 from ..delta.meta import Score as Score
 from ..errors import DataError, UsageError, suggest
 
@@ -26,16 +27,18 @@ _MOST_CLASSES = 1 << 31
 _BLOCK = 1 << 18  # entries of one block of resamples: bounds the memory whatever the number of rows or classes
 
 
-def score(metric: str, predictions: ArrayLike, golds: ArrayLike, classes: int | None = None) -> float:
-    """The value of one metric; a correlation that is undefined counts as 0 and warns."""
-    sample = _sample(metric, predictions, golds, classes)
+def score(
+    metric: str, predictions: ArrayLike, golds: ArrayLike, classes: int | None = None, positive: int = 1
+) -> float:
+    """The value of one metric; one that is undefined counts as 0 and warns.
+
+    Predictions of classes are their numbers, or a row of scores per example, one for each class. `positive` is the
+    class that precision, recall, f1, auc and average_precision are about.
+    """
+    sample = _sample(metric, predictions, golds, classes, positive)
     if metric not in _DEFINED:
         sample.warn_if_constant(metric)
     return sample.value(metric)
-
-
-def _value(metric: str, predictions: ArrayLike, golds: ArrayLike, classes: int | None) -> float:
-    return _sample(metric, predictions, golds, classes).value(metric)
 
 
 def interval(
@@ -45,9 +48,46 @@ def interval(
     classes: int | None = None,
     resamples: int = 1000,
     seed: int = 0,
+    positive: int = 1,
 ) -> tuple[float, float]:
     """The 95% interval of a metric: Wilson's for accuracy, else a seeded percentile bootstrap over the rows."""
-    sample = _sample(metric, predictions, golds, classes)
+    sample = _sample(metric, predictions, golds, classes, positive)
+    return _interval(sample, metric, resamples, seed)
+
+
+def evaluate(
+    metrics: Iterable[str],
+    predictions: ArrayLike,
+    golds: ArrayLike,
+    classes: int | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+    positive: int = 1,
+) -> dict[str, Score]:
+    """Several metrics, each with its interval; those that are undefined count as 0 in silence."""
+    scores = {}
+    for metric in metrics:
+        sample = _sample(metric, predictions, golds, classes, positive)
+        scores[metric] = Score(sample.value(metric), *_interval(sample, metric, resamples, seed))
+    return scores
+
+
+def warn_constant(metric: str, what: str) -> None:
+    """Say that a score is not a number that means something, and is counted as 0."""
+    warnings.warn(f"{metric}: {what}, counted as 0", UserWarning, stacklevel=3)
+
+
+class _Sample(Protocol):
+    """Predictions and golds in the form that a metric reads."""
+
+    @property
+    def rows(self) -> int: ...
+    def value(self, metric: str) -> float: ...
+    def resampled(self, metric: str, resamples: int, rng: np.random.Generator) -> Floats: ...
+    def warn_if_constant(self, metric: str) -> None: ...
+
+
+def _interval(sample: _Sample, metric: str, resamples: int, seed: int) -> tuple[float, float]:
     value = sample.value(metric)
     if metric == "accuracy":
         return _wilson(value, sample.rows)
@@ -57,37 +97,6 @@ def interval(
     low, high = np.quantile(values, [0.025, 0.975])
     # Resamples repeat rows and lose classes, which biases some metrics enough to leave the value outside.
     return min(float(low), value), max(float(high), value)
-
-
-def metrics_for(kind: str, classes: int) -> tuple[str, ...]:
-    """The metrics that make sense for a kind of task, the default main metric first."""
-    return tuple(name for name in _of_kind(kind) if (name, kind) != ("f1", "classification") or classes == 2)
-
-
-def evaluate(
-    kind: str, predictions: ArrayLike, golds: ArrayLike, classes: int, resamples: int = 1000, seed: int = 0
-) -> dict[str, Score]:
-    """Every metric of the kind of task, each with its interval."""
-    scores = {}
-    for metric in metrics_for(kind, classes):
-        # Matthews is one of several metrics of classes: only who asks for it is warned that it is undefined.
-        warned = score if kind == "regression" else _value
-        value = warned(metric, predictions, golds, classes)
-        scores[metric] = Score(value, *interval(metric, predictions, golds, classes, resamples, seed))
-    return scores
-
-
-def majority(golds_train: ArrayLike, golds_eval: ArrayLike, kind: str, metric: str) -> float:
-    """The score of always answering the most frequent training class; a constant has no correlation, so 0."""
-    if metric not in _of_kind(kind):
-        raise UsageError(f'no {kind} metric "{metric}".{suggest(metric, _of_kind(kind))}')
-    golds = _column("evaluation labels", golds_eval)
-    train = _column("training labels", golds_train)
-    if kind == "regression":
-        return 0.0
-    labels, counts = np.unique(_labels("training labels", train, None), return_counts=True)
-    # np.unique sorts and argmax takes the first of equals: a tie goes to the lowest class.
-    return _value(metric, np.full(len(golds), labels[counts.argmax()]), golds, None)
 
 
 # --- classification ---------------------------------------------------------------------------------------------
@@ -114,6 +123,14 @@ def _f1(tally: _Tally) -> Floats:
     return _class_f1(tally)[:, 1]
 
 
+def _precision(tally: _Tally) -> Floats:
+    return ratio(tally.hits, tally.predicted)[:, 1]
+
+
+def _recall(tally: _Tally) -> Floats:
+    return ratio(tally.hits, tally.true)[:, 1]
+
+
 def _macro_f1(tally: _Tally) -> Floats:
     present = (tally.true + tally.predicted > 0).sum(axis=1)
     return ratio(_class_f1(tally).sum(axis=1), present.astype(np.float64))
@@ -132,8 +149,9 @@ _CLASSIFICATION: dict[str, Callable[[_Tally], Floats]] = {
     "f1": _f1,
     "macro_f1": _macro_f1,
     "matthews": _matthews,
+    "precision": _precision,
+    "recall": _recall,
 }
-_DEFINED = ("accuracy", "f1", "macro_f1")  # the others are undefined where a side is constant
 
 
 @dataclass(frozen=True)
@@ -191,6 +209,30 @@ class _Cells:
         return totals
 
 
+# --- two classes by score: how well the scores rank the positive class above the other ----------------------------
+
+
+def _auc(places: Floats, golds: Floats) -> Floats:
+    """The area under the ROC curve: how often a positive example outranks a negative one, ties counting half."""
+    positives = golds.sum(axis=1)
+    negatives = golds.shape[1] - positives
+    above = (_ranks(places) * golds).sum(axis=1) - positives * (positives + 1) / 2
+    return ratio(above, positives * negatives)
+
+
+def _average_precision(places: Floats, golds: Floats) -> Floats:
+    """The mean of the precision at every threshold, weighted by the recall that it adds."""
+    rows, width = len(places), int(places.max()) + 1
+    cells = (places.astype(np.int64) + width * np.arange(rows)[:, None]).ravel()
+    counts = np.bincount(cells, minlength=rows * width).reshape(rows, width)[:, ::-1]
+    hits = np.bincount(cells, golds.ravel(), minlength=rows * width).reshape(rows, width)[:, ::-1]
+    precision = ratio(hits.cumsum(axis=1), counts.cumsum(axis=1).astype(np.float64))
+    return ratio((precision * hits).sum(axis=1), golds.sum(axis=1))
+
+
+_RANKING: dict[str, Callable[[Floats, Floats], Floats]] = {"auc": _auc, "average_precision": _average_precision}
+
+
 # --- regression -------------------------------------------------------------------------------------------------
 
 
@@ -206,7 +248,32 @@ def _spearman(x: Floats, y: Floats) -> Floats:
     return _pearson(_ranks(x), _ranks(y))
 
 
-_REGRESSION: dict[str, Callable[[Floats, Floats], Floats]] = {"spearman": _spearman, "pearson": _pearson}
+def _mae(x: Floats, y: Floats) -> Floats:
+    """The mean absolute error."""
+    means: Floats = np.abs(x - y).mean(axis=1)
+    return means
+
+
+def _rmse(x: Floats, y: Floats) -> Floats:
+    """The root of the mean squared error."""
+    roots: Floats = np.sqrt(((x - y) ** 2).mean(axis=1))
+    return roots
+
+
+def _r2(x: Floats, y: Floats) -> Floats:
+    """The share of the variance of `y` that `x` explains; 0 where `y` is constant."""
+    error = ((x - y) ** 2).sum(axis=1)
+    variance = ((y - y.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
+    return np.where(variance > 0, 1 - ratio(error, variance, limit=None), 0.0)
+
+
+_REGRESSION: dict[str, Callable[[Floats, Floats], Floats]] = {
+    "spearman": _spearman,
+    "pearson": _pearson,
+    "r2": _r2,
+    "mae": _mae,
+    "rmse": _rmse,
+}
 
 
 def _spread(values: Floats) -> Floats:
@@ -233,22 +300,26 @@ def _ranks(places: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Predicted and true numbers, row by row."""
+    """Two numbers per row: predicted and true ones, or a score and whether the example is positive."""
 
     predictions: Floats
     golds: Floats
+    unit: float = 1.0  # what an error of 1 means on the scale of the labels
 
     @property
     def rows(self) -> int:
         return len(self.golds)
 
     def value(self, metric: str) -> float:
-        return float(_REGRESSION[metric](self.predictions[None, :], self.golds[None, :])[0])
+        return float(self._of(metric, self.predictions[None, :], self.golds[None, :])[0])
 
     def resampled(self, metric: str, resamples: int, rng: np.random.Generator) -> Floats:
         """The metric of as many resamples of the rows, drawn with replacement."""
         draws = (rng.integers(self.rows, size=(size, self.rows)) for size in blocks(resamples, self.rows))
-        return np.concatenate([_REGRESSION[metric](self.predictions[rows], self.golds[rows]) for rows in draws])
+        return np.concatenate([self._of(metric, self.predictions[rows], self.golds[rows]) for rows in draws])
+
+    def _of(self, metric: str, predictions: Floats, golds: Floats) -> Floats:
+        return self.unit * (_REGRESSION | _RANKING)[metric](predictions, golds)
 
     def warn_if_constant(self, metric: str) -> None:
         for name, values in (("predictions", self.predictions), ("golds", self.golds)):
@@ -259,46 +330,56 @@ class _Pairs:
 # --- shared -----------------------------------------------------------------------------------------------------
 
 
-# Computed by the tasks themselves, from sums over their rows.
-_SUMMED = {
-    "multilabel": ("micro_f1", "macro_f1", "exact_match"),
-    "tagging": ("accuracy",),
-    "answering": ("f1", "exact_match"),
-}
+CLASS_METRICS = ("accuracy", "macro_f1", "matthews")
+TWO_CLASS_METRICS = ("accuracy", "f1", "macro_f1", "matthews", "precision", "recall", "auc", "average_precision")
+NUMBER_METRICS = tuple(_REGRESSION)
+
+# The others are undefined where a side is constant.
+_DEFINED = ("accuracy", "f1", "macro_f1", "precision", "recall", *ERRORS)
+_OF_POSITIVE = ("f1", "precision", "recall", *_RANKING)
 
 
-def warn_constant(metric: str, what: str) -> None:
-    """Say that a score is not a number that means something, and is counted as 0."""
-    warnings.warn(f"{metric}: {what}, counted as 0", UserWarning, stacklevel=3)
-
-
-def _of_kind(kind: str) -> tuple[str, ...]:
-    kinds = {"classification": tuple(_CLASSIFICATION), "regression": tuple(_REGRESSION), **_SUMMED}
-    if kind not in kinds:
-        raise UsageError(f'no kind of task "{kind}".{suggest(kind, kinds)}')
-    return kinds[kind]
-
-
-def _sample(metric: str, predictions: ArrayLike, golds: ArrayLike, classes: int | None) -> _Cells | _Pairs:
+def _sample(
+    metric: str, predictions: ArrayLike, golds: ArrayLike, classes: int | None = None, positive: int = 1
+) -> _Sample:
     """The checked columns in the form that the metric reads."""
-    if metric not in _CLASSIFICATION and metric not in _REGRESSION:
-        raise UsageError(f'no metric "{metric}".{suggest(metric, [*_CLASSIFICATION, *_REGRESSION])}')
-    predicted, true = _column("predictions", predictions), _column("golds", golds)
+    known = [*_CLASSIFICATION, *_RANKING, *_REGRESSION]
+    if metric not in known:
+        raise UsageError(f'no metric "{metric}".{suggest(metric, known)}')
+    true = _column("golds", golds)
+    scores = np.asarray(predictions)
+    by_class = scores.ndim == 2 and metric not in _REGRESSION and scores.shape[1] == (classes or scores.shape[1])
+    best = scores.argmax(1) if by_class and scores.size else predictions
+    predicted = _column("predictions", best)
     if len(predicted) != len(true):
         raise DataError(f"{len(predicted)} predictions for {len(true)} golds: give one prediction per gold.")
+    if metric in _REGRESSION:
+        return _numbers(metric, predicted, true)
+    if metric in _OF_POSITIVE:
+        classes = _two_classes(metric, classes, predicted, true)
+    cells = _labels("predictions", predicted, classes), _labels("golds", true, classes)
+    if metric in _RANKING:
+        margin = scores[:, positive] - scores[:, 1 - positive] if by_class else cells[0] == positive
+        return _Pairs(_places(margin), (cells[1] == positive).astype(np.float64))
+    if metric in _OF_POSITIVE and positive == 0:
+        cells = 1 - cells[0], 1 - cells[1]
+    return _Cells.of(*cells)
+
+
+def _numbers(metric: str, predicted: NDArray[Any], true: NDArray[Any]) -> _Pairs:
     if metric == "spearman":
         return _Pairs(_places(predicted), _places(true))
     if metric == "pearson":
         return _Pairs(_unit(predicted), _unit(true))
-    if metric == "f1":
-        classes = _two_classes(classes, predicted, true)
-    return _Cells.of(_labels("predictions", predicted, classes), _labels("golds", true, classes))
+    # On a common scale, so that no square overflows; only an error has the labels' unit.
+    largest = float(max(np.abs(predicted).max(), np.abs(true).max())) or 1.0
+    return _Pairs(predicted / largest, true / largest, largest if metric in ERRORS else 1.0)
 
 
-def _two_classes(classes: int | None, predicted: NDArray[Any], true: NDArray[Any]) -> int:
+def _two_classes(metric: str, classes: int | None, predicted: NDArray[Any], true: NDArray[Any]) -> int:
     count = classes or max(2, int(max(predicted.max(), true.max())) + 1)
     if count != 2:
-        raise UsageError(f"f1 is for 2 classes and there are {count}: use macro_f1.")
+        raise UsageError(f"{metric} is for 2 classes and there are {count}: use macro_f1.")
     return count
 
 

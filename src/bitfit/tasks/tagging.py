@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..arrays import Array
-from ..data.examples import Examples, Kind
+from ..data.examples import Examples
+from ..data.readers.tagging import Sentences, split_words
 from ..model.rows import Rows
 from .encode import Encoded, Encoder
 from .metrics import Score
 from .sums import Metric, Sums, share
-from .task import Task
-from .texts import shares
+from .task import Task, Text
+from .texts import softmax
 
 IGNORED = -100
 METRICS: dict[str, Metric] = {"accuracy": share(0, 1)}
@@ -28,9 +29,27 @@ METRICS: dict[str, Metric] = {"accuracy": share(0, 1)}
 class Tagging(Task):
     """A tag for every word of a sentence."""
 
-    kind: ClassVar[Kind] = "tagging"
+    kind: ClassVar[str] = Sentences.kind
+    reader: ClassVar[type[Sentences]] = Sentences
     form: ClassVar[str] = "words"
     baseline_name: ClassVar[str] = "each word's most frequent tag"
+    transformers_class: ClassVar[str] = "AutoModelForTokenClassification"
+    pipeline: ClassVar[str] = "token-classification"
+    card: ClassVar[str] = "A tag for every word of a sentence, of {labels}."
+    fields: ClassVar[tuple[tuple[str, ...], ...]] = (("words",), ("text",))
+
+    @classmethod
+    def metric_names(cls, labels: Sequence[str]) -> tuple[str, ...]:
+        """The share of the words whose tag is right."""
+        return tuple(METRICS)
+
+    def complaint(self, text: Text, paired: bool) -> str | None:
+        """Nothing: a sentence is a text or a list of words."""
+        return None
+
+    def examples(self, texts: Sequence[Text], paired: bool) -> Examples:
+        """The sentences as words; a text is split into words."""
+        return Examples([split_words(text) if isinstance(text, str) else tuple(text) for text in texts], None)
 
     @property
     def outputs(self) -> int:
@@ -68,10 +87,25 @@ class Tagging(Task):
         """Words, tags, and the share of each tag given."""
         found = []
         for words, own in zip(examples.texts, self._by_word(logits, encoded, examples), strict=True):
-            part = shares(own) if len(own) else own
+            part = softmax(own) if len(own) else own
             tags = [self.labels[number] for number in own.argmax(-1)]
             found.append({"tokens": list(words), "tags": tags, "scores": part.max(-1, initial=0.0).tolist()})
         return found
+
+    @staticmethod
+    def line(answer: dict[str, Any]) -> tuple[str, ...]:
+        """Every word with its tag."""
+        return (" ".join(f"{word}/{tag}" for word, tag in zip(answer["tokens"], answer["tags"], strict=True)),)
+
+    @staticmethod
+    def sample_input(paired: bool) -> tuple[str, ...]:
+        """A sentence."""
+        return ("a sentence of words",)
+
+    @staticmethod
+    def card_input(paired: bool) -> str:
+        """A sentence as words."""
+        return '[["some", "words"]], is_split_into_words=True, padding=True, truncation=True'
 
     def baseline(self, train: Examples, dev: Examples) -> float:
         """Each word's most frequent tag in training; the most frequent of all for a word that is new."""

@@ -1,4 +1,4 @@
-"""What a task is: how texts are read, how many outputs there are, the loss, what an output means, how it is scored."""
+"""What a kind of task is: how texts are read, the head's outputs, the loss, the metrics, the form of an answer."""
 
 from __future__ import annotations
 
@@ -10,42 +10,67 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ..arrays import Array
-from ..data.examples import Examples, Kind
+from ..data.examples import Examples
+from ..data.readers import Reader
 from ..delta.delta import Delta
 from ..errors import DeltaError, UsageError, suggest
 from ..model.rows import Rows
+from ..plugins import Registry
 from .encode import Encoded, Encoder
-from .metrics import Score, metrics_for
+from .metrics import ERRORS, Score
 
-KINDS: dict[Kind, type[Task]] = {}
-"""Every kind of task by its name; a subclass of Task joins by being defined."""
+KINDS: Registry[type[Task]] = Registry(
+    "bitfit.kinds",
+    {
+        "classification": "bitfit.tasks.texts:Classification",
+        "regression": "bitfit.tasks.texts:Regression",
+        "multilabel": "bitfit.tasks.texts:MultiLabel",
+        "tagging": "bitfit.tasks.tagging:Tagging",
+        "answering": "bitfit.tasks.answering:Answering",
+    },
+)
+"""Every kind of task by its name."""
+
+Text = str | Sequence[str]
+"""A text, a pair of texts, a question with its context, or a sentence as words."""
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """One text, a pair, a sentence of words or a question on a context in; what its kind says out."""
+    """A kind of task with its labels and main metric. A subclass carries everything that is particular to its kind."""
 
     labels: tuple[str, ...]
     metric: str
     center: float = 0.0  # regression trains on (label - center) / spread, so that labels of any size are learnt alike
     spread: float = 1.0
+    positive: str | None = None  # of two classes the one that precision, recall and f1 are about
 
-    kind: ClassVar[Kind]
-    form: ClassVar[str] = "texts"  # how the encoder reads its inputs
-    length: ClassVar[int] = 128  # the maximum length, in tokens, when nobody says
-    stride: ClassVar[int | None] = None  # the tokens that windows share when nobody says; None: a third
+    kind: ClassVar[str]
+    reader: ClassVar[type[Reader]]  # how its files are written
+    form: ClassVar[str] = "texts"  # how the encoder reads its inputs: "texts", "words" or "windows"
+    length: ClassVar[int] = 128  # the default maximum length, in tokens
+    stride: ClassVar[int | None] = None  # the default number of tokens that windows share; None: a third
     baseline_name: ClassVar[str] = "always the majority"
+    # In an exported folder: the class of transformers, its setting, the pipeline, and the first line of the card.
+    transformers_class: ClassVar[str] = "AutoModelForSequenceClassification"
+    problem_type: ClassVar[str | None] = None
+    pipeline: ClassVar[str] = "text-classification"
+    card: ClassVar[str]  # may use {texts} and {labels}
+    # The fields of a request to the service: one of these sets must be given.
+    fields: ClassVar[tuple[tuple[str, ...], ...]] = (("text",), ("text", "text_pair"))
 
-    def __init_subclass__(cls) -> None:
-        KINDS[cls.kind] = cls
+    # ---- making one
 
     @classmethod
-    def of(cls, kind: Kind, labels: tuple[str, ...], metric: str | None = None) -> Task:
+    def of(cls, kind: str, labels: tuple[str, ...], metric: str | None = None) -> Task:
         """A task by its kind, scored by `metric` or by the kind's own first one."""
-        known = metrics_for(kind, len(labels))
+        task = KINDS.member(kind, "kind of task")
+        known = task.metric_names(labels)
         if metric is not None and metric not in known:
             raise UsageError(f'no metric "{metric}" for {kind} with {len(labels)} classes.{suggest(metric, known)}')
-        return KINDS[kind](labels, metric or known[0])
+        if metric in ERRORS:
+            raise UsageError(f"{metric} is reported, but the best checkpoint is the one with the highest score; use r2")
+        return task(labels, metric or known[0])
 
     @classmethod
     def of_delta(cls, delta: Delta) -> Task:
@@ -55,11 +80,22 @@ class Task(ABC):
             raise DeltaError(f"the delta is for a {meta.task[:40]!r} task, which this bitfit does not know")
         try:
             task = cls.of(meta.task, meta.labels, meta.metric)
+            task = task if meta.positive is None else task.with_positive(meta.positive)
         except UsageError as error:
-            raise DeltaError(f"the delta's task makes no sense: {error}") from error
+            raise DeltaError(f"the delta's task is inconsistent: {error}") from error
         if task.by_token != (meta.pool == "tokens"):
             raise DeltaError(f"the delta is for {task.kind}, but its head was made for another kind of task")
         return replace(task, center=meta.center, spread=meta.spread)
+
+    def with_positive(self, label: str) -> Task:
+        """The same task with another positive class."""
+        raise UsageError(f"--positive {label}: {self.kind} has no positive class; two classes have one")
+
+    def fitted(self, examples: Examples) -> Task:
+        """The same task with what is known from its training examples only."""
+        return self
+
+    # ---- reading
 
     @property
     def by_token(self) -> bool:
@@ -69,16 +105,16 @@ class Task(ABC):
     def pool(self, asked: str) -> str:
         """What the head sees, as a model takes it."""
         if self.by_token and asked not in ("auto", "tokens"):
-            raise UsageError(f"--pool {asked}: {self.kind} looks at every token; leave --pool away")
+            raise UsageError(f"--pool {asked}: {self.kind} looks at every token; remove --pool")
         return "tokens" if self.by_token else asked
 
     def encoder(self, base: Any, max_length: int | None, stride: int | None = None) -> Encoder:
-        """The base's tokenizer as this kind of task reads with it."""
+        """The base's tokenizer with the lengths of this kind."""
         if stride is not None and not self.by_token:
-            raise UsageError(f"--stride {stride}: {self.kind} cuts long texts; only tagging and answering use windows")
-        wanted = max_length or min(self.length, base.max_length)
+            raise UsageError(f"--stride {stride}: {self.kind} cuts long texts and uses no windows; remove --stride")
         shared = self.stride if stride is None else stride
         if stride is None and shared is not None:
+            wanted = max_length or min(self.length, base.max_length)
             shared = min(shared, wanted // 3)
         return Encoder(base, max_length, shared, self.length)
 
@@ -86,16 +122,28 @@ class Task(ABC):
         """The examples as token rows."""
         return encoder.encode(self.form, examples)
 
-    def fitted(self, examples: Examples) -> Task:
-        """The same task as far as it is known from its training examples only."""
-        return self
+    def complaint(self, text: Text, paired: bool) -> str | None:
+        """Why the task does not take this as an input; None if it does. `paired`: it was trained on two texts."""
+        if paired and (isinstance(text, str) or len(text) != 2):
+            return "the delta takes pairs of texts"
+        if not paired and not isinstance(text, str):
+            return "the delta takes single texts, not pairs"
+        return None
+
+    def examples(self, texts: Sequence[Text], paired: bool) -> Examples:
+        """Unlabelled examples of inputs that were checked by `complaint`."""
+        if not paired:
+            return Examples(list(texts), None)
+        return Examples([text[0] for text in texts], [text[1] for text in texts])
 
     def remarks(self, encoder: Encoder, encoded: Encoded, examples: Examples) -> list[str]:
-        """What a person should know about how the examples were read."""
+        """What a user should know about how the examples were read."""
         cut = encoded.rows.cut
         if not cut:
             return []
         return [f"{cut:,} of {len(examples):,} texts are cut at {encoder.max_length} tokens; --max-length reads more."]
+
+    # ---- learning
 
     @property
     @abstractmethod
@@ -110,9 +158,16 @@ class Task(ABC):
     def loss(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
         """The mean over the texts, or over what is labelled in them."""
 
+    # ---- scoring
+
+    @classmethod
+    @abstractmethod
+    def metric_names(cls, labels: Sequence[str]) -> tuple[str, ...]:
+        """The metrics of a task with these labels, the default main metric first."""
+
     @abstractmethod
     def predictions(self, logits: Array, encoded: Encoded, examples: Examples) -> Sequence[Any] | Array:
-        """One prediction per example, in the form of its label."""
+        """One prediction per example, as `score` takes them."""
 
     @abstractmethod
     def score(self, predictions: Any, examples: Examples) -> float:
@@ -123,9 +178,27 @@ class Task(ABC):
         """Every metric of the task with its interval."""
 
     @abstractmethod
+    def baseline(self, train: Examples, dev: Examples) -> float:
+        """The main metric of the simplest way to answer without a model."""
+
+    # ---- answering
+
+    @abstractmethod
     def answers(self, logits: Array, encoded: Encoded, examples: Examples) -> list[dict[str, Any]]:
         """What `predict` says of each example."""
 
+    @staticmethod
     @abstractmethod
-    def baseline(self, train: Examples, dev: Examples) -> float:
-        """The main metric of the simplest way to answer without a model."""
+    def line(answer: dict[str, Any]) -> tuple[str, ...]:
+        """An answer as one line for the terminal: its cells, to be separated by tabs."""
+
+    @staticmethod
+    def sample_input(paired: bool) -> tuple[str, ...]:
+        """An input to try on the command line."""
+        return ("some text", "another text") if paired else ("some text",)
+
+    @staticmethod
+    def card_input(paired: bool) -> str:
+        """The arguments of a tokenizer in the example on a model card."""
+        texts = '["first text"], ["second text"]' if paired else '["a text"]'
+        return f"{texts}, padding=True, truncation=True"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,12 +15,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..arrays import Array
-from ..data.examples import Examples, Kind
-from ..errors import DataError
+from ..data.examples import Examples
+from ..data.readers.multilabel import LabelSets
+from ..data.readers.texts import Classes, Numbers
+from ..errors import DataError, UsageError, suggest
 from ..model.rows import Rows
 from .encode import Encoded
-from .metrics import Floats, Score, evaluate, majority, ratio, score, warn_constant
-from .sums import Metric, Sums, share
+from .metrics import (
+    CLASS_METRICS,
+    NUMBER_METRICS,
+    TWO_CLASS_METRICS,
+    Floats,
+    Score,
+    evaluate,
+    ratio,
+    score,
+    warn_constant,
+)
+from .sums import Metric, Sums
 from .task import Task
 
 
@@ -26,7 +40,34 @@ from .task import Task
 class Classification(Task):
     """One of several classes."""
 
-    kind: ClassVar[Kind] = "classification"
+    kind: ClassVar[str] = Classes.kind
+    reader: ClassVar[type[Classes]] = Classes
+    card: ClassVar[str] = "Classification of {texts} into one of {labels}."
+
+    @classmethod
+    def metric_names(cls, labels: Sequence[str]) -> tuple[str, ...]:
+        """Accuracy first; precision, recall and what builds on them for two classes only."""
+        return TWO_CLASS_METRICS if len(labels) == 2 else CLASS_METRICS
+
+    def with_positive(self, label: str) -> Task:
+        """The same task with another positive class."""
+        if len(self.labels) != 2:
+            raise UsageError(f"--positive {label}: there are {len(self.labels)} classes; only two have a positive one")
+        if label not in self.labels:
+            raise UsageError(f'--positive: no class "{label}".{suggest(label, self.labels)}')
+        return replace(self, positive=label)
+
+    def fitted(self, examples: Examples) -> Task:
+        """The same task; of two classes the rarer one is the positive one, if nobody said."""
+        if self.positive is not None or len(self.labels) != 2:
+            return self
+        ones = sum(examples.labels)
+        return replace(self, positive=self.labels[1 if 2 * ones <= len(examples) else 0])
+
+    @property
+    def positive_class(self) -> int:
+        """The number of the positive class; deltas that do not name it mean the last."""
+        return 1 if self.positive is None else self.labels.index(self.positive)
 
     @property
     def outputs(self) -> int:
@@ -42,37 +83,64 @@ class Classification(Task):
         return functional.cross_entropy(logits, targets)
 
     def predictions(self, logits: Array, encoded: Encoded, examples: Examples) -> Array:
-        """The numbers of the likeliest classes."""
-        best: Array = logits.argmax(-1)
-        return best
+        """A row of scores per example, one for each class."""
+        return logits
 
     def score(self, predictions: Any, examples: Examples) -> float:
-        """The main metric."""
-        return score(self.metric, predictions, examples.labels, len(self.labels))
+        """The main metric, of scores per class or of classes' numbers."""
+        return score(self.metric, predictions, examples.labels, len(self.labels), self.positive_class)
 
     def scores(self, predictions: Any, examples: Examples) -> dict[str, Score]:
-        """Every metric with its interval."""
-        return evaluate(self.kind, predictions, examples.labels, len(self.labels))
+        """Every metric with its interval; a warning if one class is predicted for all."""
+        guesses = np.asarray(predictions)
+        guesses = guesses.argmax(-1) if guesses.ndim > 1 else guesses
+        if len(np.unique(guesses)) == 1 and len(set(examples.labels)) > 1:
+            name = self.labels[int(guesses[0])]
+            warnings.warn(f'"{name}" is predicted for every one of {len(guesses):,} texts', ConstantPrediction, 2)
+        names = self.metric_names(self.labels)
+        return evaluate(names, predictions, examples.labels, len(self.labels), positive=self.positive_class)
+
+    def baseline(self, train: Examples, dev: Examples) -> float:
+        """Always the most frequent class; of equals the first."""
+        counts = Counter(train.labels)
+        common = max(sorted(counts), key=lambda label: counts[label])
+        guesses = np.full(len(dev), common)
+        found = evaluate([self.metric], guesses, dev.labels, resamples=1, positive=self.positive_class)
+        return found[self.metric].value
 
     def answers(self, logits: Array, encoded: Encoded, examples: Examples) -> list[dict[str, Any]]:
-        """The likeliest class, and the share of each."""
-        return [self._answer(row) for row in shares(logits)]
+        """The likeliest class, and the probability of each."""
+        return [self._answer(row) for row in softmax(logits)]
 
     def _answer(self, row: Array) -> dict[str, Any]:
         best = int(row.argmax())
         scores = {label: float(value) for label, value in zip(self.labels, row, strict=True)}
         return {"label": self.labels[best], "score": float(row[best]), "scores": scores}
 
-    def baseline(self, train: Examples, dev: Examples) -> float:
-        """Always the most frequent class."""
-        return majority(train.labels, dev.labels, self.kind, self.metric)
+    @staticmethod
+    def line(answer: dict[str, Any]) -> tuple[str, ...]:
+        """The class and its probability."""
+        return answer["label"], f"{answer['score']:.4f}"
+
+
+class ConstantPrediction(UserWarning):
+    """One answer is given for every text, which is worth no more than the baseline."""
 
 
 @dataclass(frozen=True)
 class Regression(Task):
     """A number."""
 
-    kind: ClassVar[Kind] = "regression"
+    kind: ClassVar[str] = Numbers.kind
+    reader: ClassVar[type[Numbers]] = Numbers
+    baseline_name: ClassVar[str] = "always the mean"
+    problem_type: ClassVar[str | None] = "regression"
+    card: ClassVar[str] = "A number for {texts}."
+
+    @classmethod
+    def metric_names(cls, labels: Sequence[str]) -> tuple[str, ...]:
+        """Correlations, the explained variance, and errors in the unit of the labels."""
+        return NUMBER_METRICS
 
     @property
     def outputs(self) -> int:
@@ -80,9 +148,10 @@ class Regression(Task):
         return 1
 
     def fitted(self, examples: Examples) -> Task:
-        """The same task with the centre and spread of its training labels."""
+        """The same task with the mean and spread of its training labels."""
         with np.errstate(over="ignore"):
-            center, spread = float(np.mean(examples.labels)), float(np.std(examples.labels)) or 1.0
+            center = float(np.mean(examples.labels))
+            spread = float(np.std(examples.labels)) or 1.0
         if not (math.isfinite(center) and math.isfinite(spread)):
             raise DataError("the labels are too large for their mean and spread to be computed; scale them down")
         return replace(self, center=center, spread=spread)
@@ -107,24 +176,39 @@ class Regression(Task):
         return score(self.metric, predictions, examples.labels)
 
     def scores(self, predictions: Any, examples: Examples) -> dict[str, Score]:
-        """Every metric with its interval."""
-        return evaluate(self.kind, predictions, examples.labels, 0)
+        """Every metric with its interval; a warning if the main one is undefined."""
+        self.score(predictions, examples)
+        return evaluate(self.metric_names(()), predictions, examples.labels)
+
+    def baseline(self, train: Examples, dev: Examples) -> float:
+        """Always the mean of the training labels; a constant has no correlation, so 0."""
+        guesses = np.full(len(dev), np.mean(train.labels))
+        return evaluate([self.metric], guesses, dev.labels, resamples=1)[self.metric].value
 
     def answers(self, logits: Array, encoded: Encoded, examples: Examples) -> list[dict[str, Any]]:
         """The value."""
         return [{"value": float(value)} for value in self.predictions(logits, encoded, examples)]
 
-    def baseline(self, train: Examples, dev: Examples) -> float:
-        """A constant, which correlates with nothing."""
-        return majority(train.labels, dev.labels, self.kind, self.metric)
+    @staticmethod
+    def line(answer: dict[str, Any]) -> tuple[str, ...]:
+        """The value."""
+        return (f"{answer['value']:g}",)
 
 
 @dataclass(frozen=True)
 class MultiLabel(Task):
     """Any number of labels at once, each for itself."""
 
-    kind: ClassVar[Kind] = "multilabel"
+    kind: ClassVar[str] = LabelSets.kind
+    reader: ClassVar[type[LabelSets]] = LabelSets
     baseline_name: ClassVar[str] = "always the most frequent set of labels"
+    problem_type: ClassVar[str | None] = "multi_label_classification"
+    card: ClassVar[str] = "Any number of labels for {texts}, of {labels}."
+
+    @classmethod
+    def metric_names(cls, labels: Sequence[str]) -> tuple[str, ...]:
+        """F1 over all labels, the mean of each label's F1, and the share of texts with exactly the right labels."""
+        return tuple(SET_METRICS)
 
     @property
     def outputs(self) -> int:
@@ -154,13 +238,18 @@ class MultiLabel(Task):
         return self._sums(predictions, examples.labels).scores(self._metrics())
 
     def answers(self, logits: Array, encoded: Encoded, examples: Examples) -> list[dict[str, Any]]:
-        """The labels above one half, and the chance of each."""
-        chances = 1 / (1 + np.exp(-logits.astype(np.float64)))
-        return [self._answer(row) for row in chances]
+        """The labels above one half, and the probability of each."""
+        probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
+        return [self._answer(row) for row in probabilities]
 
     def _answer(self, row: Array) -> dict[str, Any]:
         scores = {label: float(value) for label, value in zip(self.labels, row, strict=True)}
         return {"labels": [label for label, value in scores.items() if value > 0.5], "scores": scores}
+
+    @staticmethod
+    def line(answer: dict[str, Any]) -> tuple[str, ...]:
+        """The labels."""
+        return (", ".join(answer["labels"]) or "(none)",)
 
     def baseline(self, train: Examples, dev: Examples) -> float:
         """Always the most frequent set of labels, the first of equals."""
@@ -169,8 +258,8 @@ class MultiLabel(Task):
 
     def _matrix(self, sets: Sequence[tuple[int, ...]]) -> Floats:
         table = np.zeros((len(sets), len(self.labels)))
-        for row, own in enumerate(sets):
-            table[row, list(own)] = 1
+        for row, labels in enumerate(sets):
+            table[row, list(labels)] = 1
         return table
 
     def _sums(self, predictions: Sequence[tuple[int, ...]], golds: Sequence[tuple[int, ...]]) -> Sums:
@@ -180,24 +269,38 @@ class MultiLabel(Task):
         return Sums(np.concatenate([np.ones((len(true), 1)), right, predicted * true, true, predicted], 1))
 
     def _metrics(self) -> dict[str, Metric]:
-        count = len(self.labels)
-
-        def parts(sums: Floats) -> tuple[Floats, Floats]:
-            hits, true, predicted = (sums[:, 2 + i * count : 2 + (i + 1) * count] for i in range(3))
-            return 2 * hits, true + predicted
-
-        def micro(sums: Floats) -> Floats:
-            return ratio(*(part.sum(1) for part in parts(sums)))
-
-        def macro(sums: Floats) -> Floats:
-            means: Floats = ratio(*parts(sums)).mean(1)
-            return means
-
-        return {"micro_f1": micro, "macro_f1": macro, "exact_match": share(1, 0)}
+        return {name: partial(metric, len(self.labels)) for name, metric in SET_METRICS.items()}
 
 
-def shares(logits: Array) -> Array:
-    """Softmax along each row."""
+def _doubled(count: int, sums: Floats) -> tuple[Floats, Floats]:
+    """Per label twice the hits, and how often it is true plus how often predicted: F1 is their ratio."""
+    hits, true, predicted = (sums[:, 2 + i * count : 2 + (i + 1) * count] for i in range(3))
+    return 2 * hits, true + predicted
+
+
+def _micro_f1(count: int, sums: Floats) -> Floats:
+    above, below = _doubled(count, sums)
+    return ratio(above.sum(1), below.sum(1))
+
+
+def _macro_f1(count: int, sums: Floats) -> Floats:
+    means: Floats = ratio(*_doubled(count, sums)).mean(1)
+    return means
+
+
+def _exact_match(count: int, sums: Floats) -> Floats:
+    return ratio(sums[:, 1], sums[:, 0])
+
+
+SET_METRICS: dict[str, Callable[[int, Floats], Floats]] = {
+    "micro_f1": _micro_f1,
+    "macro_f1": _macro_f1,
+    "exact_match": _exact_match,
+}
+
+
+def softmax(logits: Array) -> Array:
+    """Probabilities along each row."""
     exponent = np.exp(logits - logits.max(-1, keepdims=True))
-    made: Array = exponent / exponent.sum(-1, keepdims=True)
-    return made
+    probabilities: Array = exponent / exponent.sum(-1, keepdims=True)
+    return probabilities

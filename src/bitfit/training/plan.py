@@ -72,6 +72,7 @@ class Plan:
     )
     data: str | None = _option(None, "folder of the named tasks' data: DATA/TASK/SPLIT.jsonl[.gz] ($BITFIT_DATA)")
     metric: str | None = _option(None, "what picks the best checkpoint and trial (accuracy; spearman for numbers)")
+    positive: str | None = _option(None, "of two classes the one that precision, recall and f1 are about (the rarer)")
     prefix_dropout: bool = _option(False, "dropout below the lowest trained layer too; slower", bool)
     dropout: str = _option("on", "first-tenth: only in the first tenth of each epoch", choices=DROPOUTS)
     task: str | None = _option(None, f"a named task, or a kind: {', '.join(BUILT_IN)} (what the data tells)")

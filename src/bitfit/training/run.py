@@ -159,8 +159,7 @@ def prepare(
     dataset, named = (source, None) if isinstance(source, Dataset) else _read(source, asked)
     for text in dataset.notes:
         note(text)
-    metric = asked.metric or (named.metric if named else None)
-    task = Task.of(dataset.kind, dataset.labels, metric).fitted(dataset.train)
+    task = _task(dataset, named, asked, note)
     device = pick_device(asked.device)
     loaded = (base if isinstance(base, Base) else load_base(base)).to(device)
     loaded.require_clean()
@@ -172,6 +171,18 @@ def prepare(
             note(f"{name}: {text}")
     job = Job(loaded, task, dataset, encoder, parts[0], parts[1], Stop(), device, named)
     return job, resolve_plan(asked, job)
+
+
+def _task(dataset: Dataset, named: NamedTask | None, asked: Plan, note: Note) -> Task:
+    task = Task.of(dataset.kind, dataset.labels, asked.metric or (named.metric if named else None))
+    if asked.positive is not None:
+        return task.with_positive(asked.positive).fitted(dataset.train)
+    if named is not None and len(named.labels) == 2:
+        return task.with_positive(named.labels[1]).fitted(dataset.train)  # as GLUE scores its tasks
+    task = task.fitted(dataset.train)
+    if task.positive is not None:
+        note(f'Precision, recall and f1 are about "{task.positive}", the rarer class; --positive names the other one.')
+    return task
 
 
 def _part(task: Task, encoder: Encoder, examples: Examples, device: torch.device) -> Part:
@@ -260,6 +271,7 @@ def describe(job: Job, model: Model, runner: Runner, tensors: Tensors, scores: d
         labels=job.task.labels,
         center=job.task.center,
         spread=job.task.spread,
+        positive=job.task.positive,
         columns=Columns(columns.text, columns.text_pair, columns.label),
         max_length=trial.max_length,
         stride=trial.stride,
