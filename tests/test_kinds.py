@@ -16,6 +16,7 @@ from bitfit.bank.packed import Packed
 from bitfit.cli.main import run
 from bitfit.data import loading
 from bitfit.data.examples import Answer, Examples
+from bitfit.data.readers import READERS
 from bitfit.errors import DataError, DeltaError, Interrupted, UsageError
 from bitfit.model.task_model import Model
 from bitfit.prediction.export import transformers_class
@@ -357,6 +358,88 @@ def flat(answer: dict[str, Any]) -> dict[str, Any]:
     numbers = scores if isinstance(scores, dict) else dict(enumerate(scores))
     words = {key: str(v) for key, v in answer.items() if key not in ("scores", "score", "value")}
     return {**{str(k): v for k, v in numbers.items()}, **words, "n": answer.get("score", answer.get("value", 0.0))}
+
+
+# ---- the contract of a kind: every one joins by existing
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_and_its_reader_go_by_one_name(kind):
+    assert KINDS[kind].kind == kind == READERS[kind].kind and KINDS[kind].reader is READERS[kind]
+
+
+def one_example(kind: str) -> tuple[Task, Examples, Any]:
+    """A task, two labelled examples and predictions of the right form."""
+    labels, golds, predictions = {
+        "classification": (("a", "b"), [0, 1], np.array([[0.2, 0.8], [0.4, 0.6]])),
+        "regression": ((), [0.5, 2.0], np.array([0.4, 0.7])),
+        "multilabel": (("a", "b"), [(0,), (0, 1)], [(0,), (1,)]),
+        "tagging": (("A", "B"), [(0, 1), (1,)], [np.array([0, 0]), np.array([1])]),
+        "answering": ((), [(Answer("film", 0),), (Answer("plot", 0),)], ["film", "cast"]),
+    }[kind]
+    return Task.of(kind, labels), Examples(["x", "y"], None, golds, [1, 2]), predictions
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_scores_exactly_the_metrics_it_names(kind):
+    task, examples, predictions = one_example(kind)
+    found = task.scores(predictions, examples)
+    assert tuple(found) == task.metric_names(task.labels)
+    assert found[task.metric].value == task.score(predictions, examples)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_has_the_fields_of_its_kind(kind):
+    from bitfit.serve.schemas import TextInput
+
+    for names in KINDS[kind].fields:
+        given = {name: ["good"] if name == "words" else "good" for name in names}
+        assert TextInput(**given).value("inputs.0")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_kind_shows_to_try_can_be_tried(base, kind):
+    predictor = Predictor(delta_of(base, labels=3, kind=kind), base)
+    words = predictor.task.sample_input(predictor.columns.text_pair is not None)
+    answer = next(predictor.answers(predictor.texts_of(words)))
+    assert all(isinstance(cell, str) for cell in predictor.task.line(answer))
+
+
+PACKAGE = """
+from bitfit.data.readers.texts import Classes
+from bitfit.tasks.texts import Classification
+
+class Polls(Classes):
+    kind = "poll"
+
+class Poll(Classification):
+    kind = "poll"
+    reader = Polls
+"""
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A package that adds a kind of task."""
+    folder = tmp_path / "site" / "polls-1.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: polls\nVersion: 1.0\n")
+    points = "[bitfit.readers]\npoll = polls:Polls\n[bitfit.kinds]\npoll = polls:Poll\n"
+    (folder / "entry_points.txt").write_text(points)
+    (folder.parent / "polls.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(folder.parent)
+    for registry in (READERS, KINDS):
+        registry.reset()
+    yield
+    monkeypatch.undo()
+    for registry in (READERS, KINDS):
+        registry.reset()
+
+
+def test_an_installed_package_adds_a_kind(installed, base, csv_file, tmp_path):
+    run = train(csv_file, base, task="poll", out=tmp_path / "p.safetensors", lr=1e-2, epochs=1)
+    answer = predict(tmp_path / "p.safetensors", ["good film"], base)[0]
+    assert run.best.delta.meta.task == "poll" and answer["label"] in run.best.delta.meta.labels
 
 
 # ---- what is refused, and what is said
