@@ -47,7 +47,8 @@ from sides import (
 
 import bitfit
 from bitfit import Base, Delta, Model
-from bitfit.bank.bank import Bank, lane_of_delta
+from bitfit.bank.bank import Bank
+from bitfit.bank.lanes import lane_of_delta
 from bitfit.delta.fold import serving_form
 from bitfit.model.rows import Rows
 from bitfit.training import loop

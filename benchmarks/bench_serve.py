@@ -29,7 +29,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 import bitfit
-from bitfit.bank.bank import Bank, lane_to_train
+from bitfit.bank.bank import Bank
+from bitfit.bank.lanes import lane_to_train
 from bitfit.data.examples import Columns
 from bitfit.delta.delta import Delta
 from bitfit.delta.meta import Meta, Score

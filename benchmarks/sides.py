@@ -20,7 +20,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 import bitfit
 from bitfit import Base, Delta, Model
-from bitfit.bank.bank import Bank, lane_to_train
+from bitfit.bank.bank import Bank
+from bitfit.bank.lanes import lane_to_train
 from bitfit.cli import demo
 from bitfit.data import loading
 from bitfit.data.examples import Columns

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from bitfit import Delta
-from bitfit.bank.bank import Bank, lane_to_train
+from bitfit.bank.bank import Bank
+from bitfit.bank.lanes import lane_to_train
 from bitfit.data import named
 from bitfit.data.named import NamedTask
 from bitfit.delta.meta import Meta, read_meta

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from bitfit.bank.bank import Bank, change_map, lane_of_delta, lane_to_train
+from bitfit.bank.bank import Bank
+from bitfit.bank.lanes import lane_of_delta, lane_to_train
+from bitfit.delta.change import change_map
 from bitfit.model.language import select
 from bitfit.model.resolution import resolve_starts
 from bitfit.model.task_model import Model

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from bitfit import Delta, MixedPredictor, predict, train
-from bitfit.bank.bank import Bank, lane_of_delta, lane_to_train
+from bitfit.bank.bank import Bank
+from bitfit.bank.lanes import lane_of_delta, lane_to_train
 from bitfit.delta.fold import fold, serving_form, why_not
 from bitfit.errors import UsageError
 from bitfit.model.architectures import architecture

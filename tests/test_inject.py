@@ -11,7 +11,9 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from bitfit import Delta, Predictor, load_base, predict, train
-from bitfit.bank.bank import Bank, change_map, lane_of_delta, lane_to_train
+from bitfit.bank.bank import Bank
+from bitfit.bank.lanes import lane_of_delta, lane_to_train
+from bitfit.delta.change import change_map
 from bitfit.errors import DeltaError, SelectionError, UsageError
 from bitfit.model.audit import count
 from bitfit.model.language import select

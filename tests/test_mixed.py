@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from bitfit import Delta, MixedPredictor, Predictor, predict
-from bitfit.bank.bank import Bank, lane_of_delta, lane_to_train
+from bitfit.bank.bank import Bank
+from bitfit.bank.lanes import lane_of_delta, lane_to_train
 from bitfit.bank.packed import Packed
 from bitfit.errors import DeltaError, UsageError
 from bitfit.model.language import select
@@ -105,7 +106,7 @@ def test_a_batch_looks_only_at_the_lanes_it_names(base, monkeypatch):
 def test_resident_tasks_hold_their_values_once(base):
     model = Model(base, 2, "mean")
     bank = Bank(model, [lane_of_delta(model, delta_of(base, k, pool="mean")) for k in range(8)])
-    assert len({id(lane.slots) for lane in bank.lanes}) == len({id(form) for form in bank._forms}) == 1
+    assert len({id(lane.slots) for lane in bank.lanes}) == len({id(form) for form in bank._layouts}) == 1
     assert all(lane.start.numel() == 0 for lane in bank.lanes) and not bank._leaves
     assert bank.gradients.numel() == 0
 
@@ -115,7 +116,7 @@ def test_lanes_read_from_a_file_and_from_memory_have_one_form(base, tmp_path):
     shuffled = Delta(dict(reversed(delta.tensors.items())), delta.meta)
     model = Model(base, 2, "cls")
     bank = Bank(model, [lane_of_delta(model, delta), lane_of_delta(model, shuffled)])
-    assert bank._forms[0] is bank._forms[1] and torch.equal(bank.values[0], bank.values[1])
+    assert bank._layouts[0] is bank._layouts[1] and torch.equal(bank.values[0], bank.values[1])
 
 
 def test_an_evaluation_before_the_first_step_does_not_stop_training(base):

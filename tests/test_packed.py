@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
-from bitfit.bank.bank import Bank, Lane, lane_to_train
+from bitfit.bank.bank import Bank
 from bitfit.bank.dropout import Draws, drop, token_keys
+from bitfit.bank.lanes import Lane, lane_to_train
 from bitfit.bank.layer import Linear
 from bitfit.bank.packed import Packed
 from bitfit.model.base import Base

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from bitfit import train
-from bitfit.bank.bank import Bank, lane_to_train
+from bitfit.bank.bank import Bank
+from bitfit.bank.lanes import lane_to_train
 from bitfit.bank.packed import Packed
 from bitfit.errors import Interrupted
 from bitfit.model.language import select

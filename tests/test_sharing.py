@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from bitfit.bank import row_sharing as sharing
-from bitfit.bank.bank import Bank, lane_to_train
+from bitfit.bank.bank import Bank
+from bitfit.bank.lanes import lane_to_train
 from bitfit.bank.row_sharing import Places
 from bitfit.model.architectures import architecture
 from bitfit.model.language import select

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from bitfit.bank import sparse
-from bitfit.bank.bank import Bank, lane_of_delta, lane_to_train
+from bitfit.bank.bank import Bank
+from bitfit.bank.lanes import lane_of_delta, lane_to_train
 from bitfit.bank.sparse import Patch
 from bitfit.delta.delta import Delta
 from bitfit.model.language import select
@@ -154,5 +155,5 @@ def test_whole_rows_and_whole_columns_are_blocks():
 
 def test_many_entries_are_left_to_the_dense_path(monkeypatch):
     monkeypatch.setattr(sparse, "SCATTERED", 0.1)
-    assert patch([1, 7, 13]).few and not patch([1, 7, 13, 19]).few
-    assert patch([5, 6, 7, 8, 9]).few and not patch(list(range(5, 15))).few
+    assert patch([1, 7, 13]).is_sparse and not patch([1, 7, 13, 19]).is_sparse
+    assert patch([5, 6, 7, 8, 9]).is_sparse and not patch(list(range(5, 15))).is_sparse

@@ -13,23 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..arrays import Array, Tensors
-from ..delta.delta import INDEX, VALUE, Delta
-from ..errors import DeltaError, UsageError
-from ..model.anatomy import HEADS, Site
-from ..model.resolution import Start
+from ..delta.delta import INDEX, VALUE
+from ..errors import UsageError
 from ..model.rows import Known, Rows
-from ..model.selection import Selection
-from ..model.task_model import Model, fresh
+from ..model.task_model import Model
 from .dropout import Keyed
-from .packed import Packed, Wear
+from .lanes import Lane, Slot, VectorLayout, settled
+from .packed import LaneTensors, Packed
 from .row_sharing import sharing_rows
 from .sparse import Patch
 
@@ -38,94 +36,13 @@ from .sparse import Patch
 PASS_TOKENS = 2000
 
 
-@dataclass(frozen=True)
-class Slot:
-    """Where entries of one tensor lie in a lane's row."""
+class Members(NamedTuple):
+    """The lanes of a batch (None: all of them) that hold a vector at the same offset of their rows."""
 
-    name: str
-    index: Tensor | None  # flat entries of the tensor; None: all of it
-    shape: tuple[int, ...]
+    lanes: list[int] | None
     offset: int
     size: int
-
-
-@dataclass(frozen=True)
-class Lane:
-    """What one lane wears: its slots, the values it starts from, and how many of them train."""
-
-    slots: tuple[Slot, ...]
-    start: Tensor
-    trained: int
-
-
-@dataclass(frozen=True)
-class Form:
-    """Where a lane holds its whole vectors. Lanes of one form are read together, however many they are."""
-
-    vectors: tuple[tuple[str, int, int, bool], ...]  # name, offset, size, whether it trains
-    sparse: frozenset[str]  # tensors that the lane holds by entries
-
-    @classmethod
-    def of(cls, lane: Lane, known: Container[str]) -> Form:
-        """The form of a lane as to the tensors in `known`."""
-        whole = (s for s in lane.slots if s.index is None and len(s.shape) == 1 and s.name in known)
-        vectors = tuple((s.name, s.offset, s.size, s.offset < lane.trained) for s in whole)
-        return cls(vectors, frozenset(s.name for s in lane.slots if s.index is not None))
-
-
-Part = tuple[list[int] | None, int, int, bool]
-"""Some lanes of a batch (None: all of them) and the offset, the size and the training of a vector there."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Entries of one tensor before they have a place in the row."""
-
-    name: str
-    index: Array | None
-    shape: tuple[int, ...]
-    values: Tensor
-
-
-def lane_to_train(
-    model: Model, selection: Selection, head: str = "full", starts: Sequence[Start] = (), seed: int = 0
-) -> Lane:
-    """A lane at its start: the selected entries as the base has them (or as `starts` says) and a seeded head."""
-    if head not in HEADS:
-        raise UsageError(f"--head {head}: must be one of {', '.join(HEADS)}")
-    trained: list[Piece] = []
-    constant: list[Piece] = []
-    changed = _start_values(model, starts, seed)
-    for name in (site for site in model.anatomy.shapes if site in selection.entries or site in changed):
-        shape, original = tuple(model.original(name).shape), model.original(name).detach().cpu().reshape(-1)
-        values, touched = changed.get(name, (original, np.empty(0, np.int64)))
-        index = selection.entries[name] if name in selection.entries else np.empty(0, np.int64)
-        if index is None or index.size:
-            trained.append(Piece(name, index, shape, _take(values, index)))
-        rest = np.empty(0, np.int64) if index is None else _minus(touched, index, values.numel())
-        if rest is None or rest.size:
-            constant.append(Piece(name, rest, shape, _take(values, rest)))
-    for name, value in model.head_start(seed).items():
-        trains = head == "full" or (head == "bias" and name.endswith("bias"))
-        (trained if trains else constant).append(Piece(name, None, tuple(value.shape), value.reshape(-1)))
-    return _lay_out(trained, constant)
-
-
-def lane_of_delta(model: Model, delta: Delta) -> Lane:
-    """A lane that wears a finished delta; nothing of it trains."""
-    delta.check(model.base)
-    pieces = []
-    for name, (index, values) in sorted(delta.entries.items()):  # the same order in every delta, for one form of lane
-        shape = tuple(model.original(name).shape)
-        pieces.append(Piece(name, index, shape, torch.from_numpy(np.array(values)).reshape(-1)))
-    lacking = set(model.head) - set(delta.tensors)
-    if lacking or set(delta.head) - set(model.head):
-        raise DeltaError(f"the delta's head does not fit its task ({', '.join(sorted(lacking)) or 'unknown tensors'})")
-    for name, values in sorted(delta.head.items()):
-        if tuple(values.shape) != model.head[name]:
-            raise DeltaError(f"the delta's {name} has shape {values.shape}, its task needs {model.head[name]}")
-        pieces.append(Piece(name, None, tuple(values.shape), torch.from_numpy(np.array(values)).reshape(-1)))
-    return _lay_out([], pieces)
+    trains: bool
 
 
 class Bank:
@@ -151,14 +68,14 @@ class Bank:
         self.gradients = torch.zeros(len(lanes), max(lane.trained for lane in lanes), device=device)
         for k, lane in enumerate(lanes):
             self.values[k, : lane.start.numel()] = lane.start.to(device)
-        self.lanes = _settled(lanes, device)
+        self.lanes = settled(lanes, device)
         self._leaves: dict[tuple[int, int], Tensor] = {}
         self._anchor = torch.zeros(0, requires_grad=True)
         self._packed = packed or (Packed(self.model) if Packed.supports(self.model) else None)
-        known: dict[Form, Form] = {}
+        known: dict[VectorLayout, VectorLayout] = {}
         inner = self._packed.inner if self._packed else ()
-        forms = (Form.of(lane, inner) for lane in lanes)
-        self._forms = [known.setdefault(form, form) for form in forms]
+        layouts = [VectorLayout.of(lane, inner) for lane in lanes]
+        self._layouts = [known.setdefault(layout, layout) for layout in layouts]  # equal layouts are one object
         self._patches: dict[int, dict[str, list[Patch]]] = {}
         # The layers below all that any lane wears: the same in every epoch, if dropout leaves them alone.
         self.frozen = 0
@@ -172,7 +89,7 @@ class Bank:
         out: dict[int, Tensor] = {}
         for lanes in _passes(rows):
             own, stacks = [rows[k] for k in lanes], self._stacks(lanes)
-            worn, models = [self._wear(k, stacks) for k in lanes], [self.models[k] for k in lanes]
+            worn, models = [self._lane_tensors(k, stacks) for k in lanes], [self.models[k] for k in lanes]
             given = None if streams is None else [streams[k] for k in lanes]
             out |= zip(lanes, self._packed(own, worn, stacks, given, models, self.frozen), strict=True)
         return out
@@ -199,7 +116,7 @@ class Bank:
         for k, own in rows.items():
             stream = None if streams is None else streams[k]
             model = self.models[k]
-            worn, shared = model.wearing(self._effective(k)), sharing_rows(model.encoder, own.lengths)
+            worn, shared = model.swapped(self._effective(k)), sharing_rows(model.encoder, own.lengths)
             with _training(model, streams is not None), self._dropout(stream), worn, shared:
                 out[k] = model(own)
         return out
@@ -230,11 +147,11 @@ class Bank:
         torch.manual_seed(stream)
         return nullcontext()
 
-    def _wear(self, k: int, stacks: Mapping[str, Tensor]) -> Wear:
-        patches = self._few_entries(k)
-        return Wear(self._effective(k, {*stacks, *patches}), patches)
+    def _lane_tensors(self, k: int, stacks: Mapping[str, Tensor]) -> LaneTensors:
+        patches = self._patches_of(k)
+        return LaneTensors(self._effective(k, {*stacks, *patches}), patches)
 
-    def _few_entries(self, k: int) -> dict[str, list[Patch]]:
+    def _patches_of(self, k: int) -> dict[str, list[Patch]]:
         """Lane k's matrices of which it has so few entries that the packed path adds them one by one."""
         slots = self.lanes[k].slots
         if self._packed is None or all(slot.index is None for slot in slots):
@@ -249,10 +166,14 @@ class Bank:
                 patches.setdefault(slot.name, []).append(
                     Patch(slot.index, slot.shape, base, self._leaf(k, number, slot))
                 )
-        # A look-up meets few entries, however many there are; a tensor worn whole is no patch.
-        whole = {slot.name for slot in slots if slot.index is None}
-        few = {n: own for n, own in patches.items() if n not in whole and (n in look_ups or all(p.few for p in own))}
-        return self._patches.setdefault(k, few)
+        replaced = {slot.name for slot in slots if slot.index is None}
+        self._patches[k] = {}
+        for name, members in patches.items():
+            # A look-up meets few entries, however many there are; a lane may also have the whole matrix.
+            sparse = name in look_ups or all(patch.is_sparse for patch in members)
+            if sparse and name not in replaced:
+                self._patches[k][name] = members
+        return self._patches[k]
 
     def _effective(self, k: int, without: Container[str] = ()) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
@@ -283,12 +204,12 @@ class Bank:
 
     def _stacks(self, lanes: list[int]) -> dict[str, Tensor]:
         # The vectors of all lanes of a batch are one tensor [lanes, n], so that one addition serves all lanes. In a
-        # bank of several a lane that is left alone keeps this form: its bits must not depend on who else is there.
+        # bank of several, a lane computed alone is stacked too: its bits must not depend on which others still run.
         if len(self.lanes) == 1:
             return {}
-        places = _places([self._forms[k] for k in lanes])
-        stacks: tuple[Tensor, ...] = _Stacks.apply(self._anchor, self, lanes, places)  # type: ignore[no-untyped-call]
-        return dict(zip(places, stacks, strict=True))
+        vectors = _vectors([self._layouts[k] for k in lanes])
+        stacks: tuple[Tensor, ...] = _Stacks.apply(self._anchor, self, lanes, vectors)  # type: ignore[no-untyped-call]
+        return dict(zip(vectors, stacks, strict=True))
 
 
 class _Stacks(torch.autograd.Function):
@@ -297,36 +218,46 @@ class _Stacks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, bank: Bank, lanes: list[int], places: dict[str, list[Part]]
+        ctx: Any, anchor: Tensor, bank: Bank, lanes: list[int], vectors: dict[str, list[Members]]
     ) -> tuple[Tensor, ...]:
-        ctx.bank, ctx.lanes, ctx.parts = bank, lanes, list(places.values())
+        ctx.bank, ctx.lanes, ctx.vectors = bank, lanes, list(vectors.values())
         ctx.set_materialize_grads(False)
         values = bank.values.detach()
         if lanes != list(range(len(bank.lanes))):
             values = values[lanes]
         stacks = []
-        for name, parts in places.items():
-            where, offset, size, _ = parts[0]
-            if where is None:
-                stacks.append(values[:, offset : offset + size])
-                continue
-            stack = bank.model.original(name).detach().repeat(len(lanes), 1)
-            for where, offset, size, _ in parts:
-                stack[where] = values[where, offset : offset + size]
+        constant = []
+        for name, groups in vectors.items():
+            stack = _stack(bank.model.original(name).detach(), values, groups)
             stacks.append(stack)
-        still = (stack for stack, parts in zip(stacks, ctx.parts, strict=True) if not any(p[3] for p in parts))
-        ctx.mark_non_differentiable(*still)
+            if not any(group.trains for group in groups):
+                constant.append(stack)
+        ctx.mark_non_differentiable(*constant)
         return tuple(stacks)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
         lanes = torch.tensor(ctx.lanes, device=ctx.bank.gradients.device)
-        for parts, gradient in zip(ctx.parts, gradients, strict=True):
-            for where, offset, size, trains in parts:
-                if trains and gradient is not None:
-                    rows, own = (lanes, gradient) if where is None else (lanes[where], gradient[where])
-                    ctx.bank.gradients[:, offset : offset + size].index_add_(0, rows, own)
+        for groups, gradient in zip(ctx.vectors, gradients, strict=True):
+            for members, offset, size, trains in groups:
+                if not trains or gradient is None:
+                    continue
+                target = ctx.bank.gradients[:, offset : offset + size]
+                if members is None:
+                    target.index_add_(0, lanes, gradient)
+                else:
+                    target.index_add_(0, lanes[members], gradient[members])
         return None, None, None, None
+
+
+def _stack(base: Tensor, values: Tensor, groups: Sequence[Members]) -> Tensor:
+    """One vector of all lanes, [lanes, n]: the base's where a lane has none."""
+    if groups[0].lanes is None:
+        return values[:, groups[0].offset : groups[0].offset + groups[0].size]
+    stack = base.repeat(len(values), 1)
+    for members, offset, size, _ in groups:
+        stack[members] = values[members, offset : offset + size]
+    return stack
 
 
 def outputs(bank: Bank, k: int, rows: Rows, batches: Iterable[Array]) -> Array:
@@ -343,77 +274,6 @@ def outputs(bank: Bank, k: int, rows: Rows, batches: Iterable[Array]) -> Array:
     return out
 
 
-def change_map(model: Model, tensors: Mapping[str, Array]) -> dict[str, list[float | None]]:
-    """Mean absolute change per term and layer against the base, as the papers draw it; None where a term is absent."""
-    sums: dict[tuple[str, int | None], tuple[float, int]] = {}
-    for site in model.anatomy.sites:
-        change = _site_change(model, site, tensors)
-        total, count = sums.get((site.term, site.layer), (0.0, 0))
-        if change.size:
-            sums[site.term, site.layer] = total + float(change.sum(dtype=np.float64)), count + change.size
-    table: dict[str, list[float | None]] = {}
-    for (term, layer), (total, count) in sums.items():
-        row = table.setdefault(term, [None] * (1 if layer is None else model.anatomy.layers))
-        row[layer or 0] = total / count
-    return {term: table[term] for term in model.anatomy.terms if term in table}
-
-
-def _site_change(model: Model, site: Site, tensors: Mapping[str, Array]) -> Array:
-    base = model.original(site.name).detach().cpu().numpy()
-    span = site.span(site.axis)
-    if site.name in tensors:
-        difference = np.abs(tensors[site.name] - base)
-        return difference if site.whole else np.take(difference, span, axis=site.axis)
-    if site.name + INDEX not in tensors:
-        return np.empty(0, np.float32)
-    index, values = tensors[site.name + INDEX], tensors[site.name + VALUE]
-    place = np.unravel_index(index, base.shape)[site.axis]
-    inside = (place >= span.start) & (place < span.stop)
-    change: Array = np.abs(values[inside] - base.reshape(-1)[index[inside]])
-    return change
-
-
-def _start_values(model: Model, starts: Sequence[Start], seed: int) -> dict[str, tuple[Tensor, Array | None]]:
-    """Tensor -> its values at the start and which of its entries differ from the base (None: all)."""
-    changed: dict[str, tuple[Tensor, Array | None]] = {}
-    generator = torch.Generator().manual_seed(seed + 1)
-    spread = float(getattr(model.base.config, "initializer_range", 0.02))
-    for start in starts:
-        for name, index in start.selection.entries.items():
-            original = model.original(name).detach().cpu()
-            before, touched = changed.get(name, (original.reshape(-1), np.empty(0, np.int64)))
-            shape = tuple(original.shape)
-            new = torch.zeros(shape) if start.kind == "zero" else fresh(name, shape, spread, generator)
-            values = before.clone()
-            where = slice(None) if index is None else torch.tensor(index)
-            values[where] = new.reshape(-1)[where]
-            both = None if index is None or touched is None else np.union1d(touched, index)
-            changed[name] = (values, both)
-    return changed
-
-
-def _take(values: Tensor, index: Array | None) -> Tensor:
-    return values if index is None else values[torch.tensor(index)]
-
-
-def _minus(touched: Array | None, index: Array, size: int) -> Array | None:
-    if touched is None and not index.size:
-        return None
-    everything = np.arange(size) if touched is None else touched
-    return np.setdiff1d(everything, index, assume_unique=True)
-
-
-def _lay_out(trained: list[Piece], constant: list[Piece]) -> Lane:
-    slots, offset = [], 0
-    for piece in trained + constant:
-        index = None if piece.index is None else torch.from_numpy(np.array(piece.index))
-        slots.append(Slot(piece.name, index, piece.shape, offset, piece.values.numel()))
-        offset += piece.values.numel()
-    flat = [piece.values for piece in trained + constant]
-    start = torch.cat(flat) if flat else torch.zeros(0)
-    return Lane(tuple(slots), start, sum(piece.values.numel() for piece in trained))
-
-
 def _passes(rows: Mapping[int, Rows]) -> Iterator[list[int]]:
     """The lanes in turn, as many at once as PASS_TOKENS allows."""
     lanes: list[int] = []
@@ -427,31 +287,21 @@ def _passes(rows: Mapping[int, Rows]) -> Iterator[list[int]]:
     yield lanes
 
 
-def _places(forms: Sequence[Form]) -> dict[str, list[Part]]:
-    """Where the vectors of the lanes of a batch lie, form by form; not those that a lane holds by entries."""
-    members: dict[int, tuple[Form, list[int]]] = {}
-    for i, form in enumerate(forms):
-        members.setdefault(id(form), (form, []))[1].append(i)
-    sparse = {name for form, _ in members.values() for name in form.sparse}
-    places: dict[str, list[Part]] = {}
-    for form, lanes in members.values():
-        where = None if len(members) == 1 else lanes
-        for name, offset, size, trains in form.vectors:
-            if name not in sparse:
-                places.setdefault(name, []).append((where, offset, size, trains))
-    return places
-
-
-def _settled(lanes: Sequence[Lane], device: torch.device) -> list[Lane]:
-    """The lanes without their start values, which the bank holds now; equal slots are held once."""
-    known: dict[tuple[Slot, ...], tuple[Slot, ...]] = {}
-    settled = []
-    for lane in lanes:
-        slots = tuple(s if s.index is None else replace(s, index=s.index.to(device)) for s in lane.slots)
-        if all(slot.index is None for slot in slots):
-            slots = known.setdefault(slots, slots)
-        settled.append(Lane(slots, torch.empty(0), lane.trained))
-    return settled
+def _vectors(layouts: Sequence[VectorLayout]) -> dict[str, list[Members]]:
+    """Where the vectors of the lanes of a batch lie, layout by layout; not those that a lane holds by entries."""
+    lanes_of: dict[int, list[int]] = {}
+    layout_of: dict[int, VectorLayout] = {}
+    for lane, layout in enumerate(layouts):
+        lanes_of.setdefault(id(layout), []).append(lane)
+        layout_of[id(layout)] = layout
+    by_entries = frozenset[str]().union(*(layout.sparse for layout in layout_of.values()))
+    vectors: dict[str, list[Members]] = {}
+    for key, lanes in lanes_of.items():
+        members = None if len(lanes_of) == 1 else lanes
+        for name, offset, size, trains in layout_of[key].vectors:
+            if name not in by_entries:
+                vectors.setdefault(name, []).append(Members(members, offset, size, trains))
+    return vectors
 
 
 @contextmanager

@@ -34,17 +34,19 @@ LAYER = {f"{form}_{place}" for forms, places in (("Wb", LINEARS), ("gb", NORMS))
 
 
 @dataclass(frozen=True)
-class Wear:
-    """What one lane wears: tensors in the places of the base's, and patches on matrices that stay the base's."""
+class LaneTensors:
+    """A lane's replacements for tensors of the base, and its patches on matrices that stay the base's."""
 
     tensors: Mapping[str, Tensor]
     patches: Mapping[str, Sequence[Patch]]
 
 
-class Worn:
-    """The tensors that the lanes of a batch wear: the base's, a stack [lanes, n] of vectors, or a matrix per lane."""
+class BatchTensors:
+    """The tensors of a batch: the base's, a stack [lanes, n] of vectors, or a matrix per lane."""
 
-    def __init__(self, originals: Mapping[str, Tensor], lanes: Sequence[Wear], stacks: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, originals: Mapping[str, Tensor], lanes: Sequence[LaneTensors], stacks: Mapping[str, Tensor]
+    ) -> None:
         self._originals, self._lanes, self._stacks = originals, lanes, stacks
         self._own = {name for lane in lanes for name in lane.tensors}
         self._patched = {name for lane in lanes for name in lane.patches}
@@ -113,7 +115,7 @@ class Packed:
     def __call__(
         self,
         rows: Sequence[Rows],
-        lanes: Sequence[Wear],
+        lanes: Sequence[LaneTensors],
         stacks: Mapping[str, Tensor],
         streams: Sequence[int] | None,
         models: Sequence[Model],
@@ -127,7 +129,7 @@ class Packed:
                 states = self._prefix(layout, frozen)
             if frozen < self.layers:
                 draws = None if streams is None else _draws(rows, streams, self._sites(self.layers), layout.ids.device)
-                step = _Pass(self, Worn(self.originals, lanes, stacks), layout, draws)
+                step = _Pass(self, BatchTensors(self.originals, lanes, stacks), layout, draws)
                 states = step.run(states, frozen, self.layers, [model.pool for model in models])
         assert states is not None
         counts = [model.output_count(own) for model, own in zip(models, rows, strict=True)]
@@ -147,9 +149,9 @@ class Packed:
 
     @torch.no_grad()
     def _prefix(self, layout: Layout, frozen: int) -> Tensor:
-        base = [Wear({}, {})] * (len(layout.texts.bounds) - 1)
+        base = [LaneTensors({}, {})] * (len(layout.texts.bounds) - 1)
         pools = [self.model.pool] * len(base)
-        return _Pass(self, Worn(self.originals, base, {}), layout, None).run(None, 0, frozen, pools)
+        return _Pass(self, BatchTensors(self.originals, base, {}), layout, None).run(None, 0, frozen, pools)
 
     def _known(self, rows: Sequence[Rows], frozen: int) -> Tensor | None:
         known = [own.known for own in rows if own.known is not None and own.known.layers == frozen]
@@ -163,7 +165,7 @@ class Packed:
         return 1 + layers * (3 if self.m1_dropout else 2)
 
     def _head(self, model: Model, head: Mapping[str, Tensor], states: Tensor, stream: int | None) -> Tensor:
-        with model.wearing(head), nullcontext() if stream is None else Keyed(stream, self._sites(self.layers)):
+        with model.swapped(head), nullcontext() if stream is None else Keyed(stream, self._sites(self.layers)):
             return model.classify(states)
 
     def _heads(self, model: Model, heads: Sequence[Mapping[str, Tensor]], texts: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -174,7 +176,7 @@ class Packed:
             return [self._head(model, head, own, None) for head, own in zip(heads, texts, strict=True)]
         stacks = {name: torch.stack([head.get(name, model.original(name)) for head in heads]) for name in names}
         segments = Segments.of([len(own) for own in texts], texts[0].device)
-        with model.wearing(stacks), _ByLane(segments):
+        with model.swapped(stacks), _ByLane(segments):
             return segments.split(model.classify(torch.cat(list(texts))))
 
     def _layout(self, rows: Sequence[Rows]) -> Layout:
@@ -202,7 +204,7 @@ class Packed:
 class _Pass:
     """One forward pass: the lanes' tensors on one layout, dropout sites counted as the stock model meets them."""
 
-    def __init__(self, packed: Packed, worn: Worn, layout: Layout, draws: Draws | None) -> None:
+    def __init__(self, packed: Packed, worn: BatchTensors, layout: Layout, draws: Draws | None) -> None:
         self.packed, self.worn, self.layout, self.draws = packed, worn, layout, draws
         self.site = 0
         self.masks = self._attention_masks()

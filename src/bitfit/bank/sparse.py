@@ -39,8 +39,8 @@ class Patch:
         return (rows, columns) if len(rows) * len(columns) == len(self.index) else None
 
     @property
-    def few(self) -> bool:
-        """Whether a product costs less by the entries than by a copy of their matrix."""
+    def is_sparse(self) -> bool:
+        """Whether computing with the entries is cheaper than with a patched copy of their matrix."""
         share = len(self.index) / (self.shape[0] * self.shape[1])
         return share <= SCATTERED or (share <= BLOCK and self.block is not None)
 

@@ -104,7 +104,7 @@ class Model(nn.Module):
             self.whole._modules[prefix] = self.encoder
 
     @contextmanager
-    def wearing(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    def swapped(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         """Put tensors in the places of parameters, by name; afterwards all is as it was. One thread at a time."""
         originals: list[tuple[nn.Module, str, nn.Parameter | None]] = []
         undo = []

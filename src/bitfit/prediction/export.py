@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..bank.bank import lane_of_delta
+from ..bank.lanes import lane_of_delta
 from ..delta.delta import Delta, write_entries
 from ..delta.fold import fold as folded
 from ..errors import DeltaError, UsageError

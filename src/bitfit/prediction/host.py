@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from ..arrays import Array
-from ..bank.bank import Bank, Lane, Slot, lane_of_delta, lane_to_train
+from ..bank.bank import Bank
+from ..bank.lanes import Lane, Slot, lane_of_delta, lane_to_train
 from ..bank.packed import Packed
 from ..data.examples import Examples
 from ..delta.delta import Delta

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array
-from ..bank.bank import Bank, lane_of_delta, outputs
+from ..bank.bank import Bank, outputs
+from ..bank.lanes import lane_of_delta
 from ..data import loading, sources
 from ..data.columns import Sample
 from ..data.examples import Columns

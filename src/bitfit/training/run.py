@@ -17,10 +17,12 @@ import transformers
 
 from .. import __version__, files
 from ..arrays import Tensors
-from ..bank.bank import Bank, Lane, change_map, lane_of_delta, lane_to_train
+from ..bank.bank import Bank
+from ..bank.lanes import Lane, lane_of_delta, lane_to_train
 from ..data import sources
 from ..data.examples import Columns, Dataset, Examples
 from ..data.named import NamedTask
+from ..delta.change import change_map
 from ..delta.delta import Delta
 from ..delta.meta import Meta, TrialRecord
 from ..errors import Diverged, UsageError, suggest

@@ -1,0 +1,42 @@
+"""The change map: how much each term of each layer of a delta differs from the base."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..arrays import Array
+from ..model.anatomy import Site
+from ..model.task_model import Model
+from .delta import INDEX, VALUE
+
+
+def change_map(model: Model, tensors: Mapping[str, Array]) -> dict[str, list[float | None]]:
+    """Mean absolute change per term and layer against the base, as the papers draw it; None where a term is absent."""
+    sums: dict[tuple[str, int | None], tuple[float, int]] = {}
+    for site in model.anatomy.sites:
+        change = _site_change(model, site, tensors)
+        total, count = sums.get((site.term, site.layer), (0.0, 0))
+        if change.size:
+            sums[site.term, site.layer] = total + float(change.sum(dtype=np.float64)), count + change.size
+    table: dict[str, list[float | None]] = {}
+    for (term, layer), (total, count) in sums.items():
+        row = table.setdefault(term, [None] * (1 if layer is None else model.anatomy.layers))
+        row[layer or 0] = total / count
+    return {term: table[term] for term in model.anatomy.terms if term in table}
+
+
+def _site_change(model: Model, site: Site, tensors: Mapping[str, Array]) -> Array:
+    base = model.original(site.name).detach().cpu().numpy()
+    span = site.span(site.axis)
+    if site.name in tensors:
+        difference = np.abs(tensors[site.name] - base)
+        return difference if site.whole else np.take(difference, span, axis=site.axis)
+    if site.name + INDEX not in tensors:
+        return np.empty(0, np.float32)
+    index, values = tensors[site.name + INDEX], tensors[site.name + VALUE]
+    place = np.unravel_index(index, base.shape)[site.axis]
+    inside = (place >= span.start) & (place < span.stop)
+    change: Array = np.abs(values[inside] - base.reshape(-1)[index[inside]])
+    return change
