@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: a second thread only waits for the first
 
 from bitfit.data import named
 from support import delta_of, make_folder, mini_rows, reviews, write_rows
+
+settings.register_profile("bitfit", deadline=None)  # a busy machine fails no test
+settings.load_profile("bitfit")
 
 
 @pytest.fixture(scope="session")
