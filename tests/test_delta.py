@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import struct
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -257,6 +259,51 @@ def test_10000_mutated_files_are_each_a_typed_error_and_leave_the_base_alone(del
     for mutated in mutations(data, 10_000, seed=2):
         refused(mutated, data)
     assert all(torch.equal(before[n], value) for n, value in base.encoder.state_dict().items())
+
+
+ODD = (None, True, -1, 0, 2**70, 1.5, 1e308, "", "x" * 300, "\ud800", [], [[]], {}, {"": None}, ["a", 1])
+"""Values that a key of the metadata may be given by a hostile file."""
+
+
+def altered(table: dict[str, Any], draw: np.random.Generator) -> dict[str, Any]:
+    """The metadata with one value, at any depth, replaced by an odd one, removed or put under another key."""
+    table = copy.deepcopy(table)
+    inner = table
+    while True:
+        key = list(inner)[draw.integers(len(inner))]
+        if not isinstance(inner[key], dict) or not inner[key] or draw.random() < 0.3:
+            break
+        inner = inner[key]
+    value = inner.pop(key)
+    action = draw.integers(4)
+    if action < 2:
+        inner[key] = ODD[draw.integers(len(ODD))]
+    elif action == 2:
+        inner[str(draw.integers(9))] = value
+    return table
+
+
+def check_signed_metadata(delta: Delta, count: int, seed: int) -> int:
+    """Decode files with altered, well-signed metadata; how many were refused. Any error but DeltaError gets through."""
+    draw = np.random.default_rng(seed)
+    refusals = 0
+    for _ in range(count):
+        data = safefile.encode(dict(delta.tensors), altered(delta.meta.table(), draw))
+        try:
+            Delta.checked(*safefile.decode(data, "f"), "f").encode()
+        except DeltaError as error:
+            assert str(error).startswith("f: ") and "\n" not in str(error)
+            refusals += 1
+    return refusals
+
+
+def test_well_signed_metadata_of_any_form_loads_or_is_a_typed_error(delta):
+    assert 50 < check_signed_metadata(delta, 300, seed=3) < 300
+
+
+@pytest.mark.slow
+def test_10000_well_signed_alterations_load_or_are_a_typed_error(delta):
+    assert 1000 < check_signed_metadata(delta, 10_000, seed=4) < 10_000
 
 
 def test_a_huge_file_is_refused_without_being_read(tmp_path):

@@ -235,8 +235,8 @@ def test_the_hub_is_asked_once_and_then_the_copy_is_read(name, mini, tmp_path, m
     fake_hub(monkeypatch, {"train": rows, "validation": rows, "other": rows}, calls)
     for _ in range(2):
         dataset, _ = sources.load(name)
-    settings = {"revision": task.hub["revision"]} if "revision" in task.hub else {}
-    assert calls == [(task.hub["id"], task.hub.get("config"), settings)]
+    settings = {"revision": task.hub.revision} if task.hub.revision else {}
+    assert calls == [(task.hub.id, task.hub.config, settings)]
     assert (len(dataset.train), len(dataset.dev)) == (48, 48)
     assert sorted(file.name for file in (tmp_path / "cache" / name).iterdir()) == [
         "train.jsonl.gz",
@@ -329,11 +329,14 @@ def test_a_users_task_comes_in_by_the_same_door(tmp_path, monkeypatch, mini):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (('metric = "f1"', ""), "task mine: lacks metric"),
-        (('"f1"', "3"), "metric must be a text"),
+        (('metric = "f1"', ""), 'task mine: lacks "metric"'),
+        (('"f1"', "3"), "metric: must be a text, not a whole number"),
         (("metric", "metrik"), 'no entry "metrik". Did you mean "metric"'),
         (('"classification"', '"klassification"'), 'no kind "klassification". Did you mean "classification"'),
-        (('label = ["label"]', "tag = []"), "columns lacks label"),
+        (('label = ["label"]', "tag = []"), 'columns: lacks "label"'),
+        (('id = "x/y"', 'ids = "x/y"'), 'hub: no entry "ids". Did you mean "id"'),
+        (('"f1"', '"f1"\nanswers = ["one"]'), "answers: must be as many as labels"),
+        (('"f1"', '"f1"\nglue = [{split = "tset", file = "f.tsv", rows = 1}]'), 'glue: no split "tset"'),
         (("[mine]", "[mine"), "not a TOML file"),
     ],
 )

@@ -115,7 +115,7 @@ def check_submission(path, rows):
 
 
 def test_every_file_of_the_server_is_made_by_some_task():
-    assert {entry["file"] for name in GLUE for entry in named.known()[name].glue} == set(SERVER)
+    assert {entry.file for name in GLUE for entry in named.known()[name].glue} == set(SERVER)
 
 
 @pytest.mark.filterwarnings("ignore:.*constant")  # a tiny model of one epoch may always answer the same
@@ -127,11 +127,11 @@ def test_prediction_files_are_as_the_server_takes_them(name, mini, base, tmp_pat
     task, folder = named.known()[name], mini(name)
     for entry in task.glue:
         rows = mini_rows(task, 9, labelled=False)
-        write_rows(folder / name / f"{task.splits[entry['split']][-1]}.jsonl.gz", rows)
+        write_rows(folder / name / f"{task.splits[entry.split][-1]}.jsonl.gz", rows)
     run = train(name, base, data=str(folder), lr=1e-3, epochs=1, evals_per_epoch=1, train_size=16)
     written = glue.submit(Predictor(run.best.delta, base), tmp_path / "glue", folder=folder)
     assert [(path.name, rows, wanted) for path, rows, wanted in written] == [
-        (entry["file"], 9, entry["rows"]) for entry in task.glue
+        (entry.file, 9, entry.rows) for entry in task.glue
     ]
     for path, rows, _ in written:
         check_submission(path, rows)

@@ -44,7 +44,9 @@ def read_known(kind: type[Value], table: object, where: str, error: type[BitfitE
 
     try:
         return msgspec.convert(table, kind)
-    except (msgspec.ValidationError, RecursionError, OverflowError) as problem:
+    except UnicodeError as problem:
+        raise error(f"{where}: a text is not valid Unicode") from problem
+    except (msgspec.ValidationError, ValueError, RecursionError, OverflowError) as problem:
         raise error(f"{where}: {_in_words(str(problem))}") from problem
 
 

@@ -15,6 +15,7 @@ from ..errors import UsageError
 from ..files import check_target, replace
 from ..serve.settings import Settings, Tokens
 from ..training.plan import Plan
+from ..values import read as read_value
 from . import contracts
 from .contracts import show_json
 
@@ -184,7 +185,8 @@ def study(args: argparse.Namespace) -> None:
 
 
 def serve(args: argparse.Namespace) -> None:
-    settings = Settings(**{entry.name: getattr(args, entry.name) for entry in fields(Settings)})
+    table = {entry.name: getattr(args, entry.name) for entry in fields(Settings)}
+    settings = read_value(Settings, table, "bitfit serve", UsageError)
     tokens = Tokens.of_environment()
     tokens.check(settings)
     try:

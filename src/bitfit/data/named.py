@@ -1,4 +1,4 @@
-"""The named tasks: what named.toml says of each, and a user's own files of the same form through the same door."""
+"""The named tasks: what named.toml says of each, and files of a user in the same form."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from .. import values
 from ..errors import UsageError, suggest
 from .examples import Kind
 from .loading import ROLES
@@ -21,6 +22,29 @@ PARTIAL = ("train_sample", "heldout_sample")
 
 
 @dataclass(frozen=True)
+class HubSource:
+    """A data set on the hub."""
+
+    id: str
+    config: str | None = None
+    revision: str | None = None
+
+    def names(self) -> dict[str, str]:
+        """What is known of id, config and revision."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class GlueFile:
+    """A file of predictions that the GLUE server takes."""
+
+    split: str
+    file: str
+    rows: int
+    range: tuple[float, float] | None = None  # what the server takes of a number
+
+
+@dataclass(frozen=True, kw_only=True)
 class NamedTask:
     """A task as its file describes it; named.toml says what each entry means."""
 
@@ -30,14 +54,26 @@ class NamedTask:
     metric: str
     columns: Mapping[str, tuple[str, ...]]
     labels: tuple[str, ...] = ()
-    hub: Mapping[str, str] = field(default_factory=dict)
+    hub: HubSource | None = None
     folders: tuple[str, ...] = ()
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     partial: tuple[str, ...] = ()
     max_length: int | None = None
     average: bool = True
-    glue: tuple[Mapping[str, Any], ...] = ()
+    glue: tuple[GlueFile, ...] = ()
     answers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in READERS:
+            raise ValueError(f'no kind "{self.kind}".{suggest(self.kind, READERS)}')
+        for role in ("text", "label"):
+            if not self.columns.get(role):
+                raise ValueError(f'columns: lacks "{role}"')
+        if self.answers and len(self.answers) != len(self.labels):
+            raise ValueError("answers: must be as many as labels")
+        for file in self.glue:
+            if file.split not in {**ROLES, **self.splits}:
+                raise ValueError(f'glue: no split "{file.split}" in splits')
 
     def calls(self, folder: str) -> bool:
         """Whether a folder of this name is meant to be the task's."""
@@ -86,69 +122,18 @@ def only_task(path: Path) -> NamedTask:
     return tasks[0]
 
 
-_SHAPES: dict[str, str] = {
-    "about": "a text", "kind": "a text", "metric": "a text", "columns": "a table of lists of texts",
-    "labels": "a list of texts", "hub": "a table of texts", "folders": "a list of texts",
-    "splits": "a table of lists of texts", "partial": "a list of texts", "max_length": "a whole number",
-    "average": "true or false", "glue": "a list of tables", "answers": "a list of texts",
-}  # fmt: skip
-
-
-def _task(where: str, name: str, table: object) -> NamedTask:
+def _task(where: str, name: str, table: Any) -> NamedTask:
     if not isinstance(table, dict):
         raise UsageError(f"{where}: must be a table")
-    for key, value in table.items():
-        if key not in _SHAPES:
-            raise UsageError(f'{where}: no entry "{key}".{suggest(key, _SHAPES)}')
-        if not _fits(value, _SHAPES[key]):
-            raise UsageError(f"{where}: {key} must be {_SHAPES[key]}")
-    needed = [entry.name for entry in fields(NamedTask)][1:5]
-    missing = [key for key in needed if key not in table]
-    if missing:
-        raise UsageError(f"{where}: lacks {', '.join(missing)}")
-    _check(where, table)
-    values = {key: _frozen(value) for key, value in table.items()}
-    values["splits"] = _with_defaults(values.get("splits", {}))
-    values["partial"] = (*PARTIAL, *values.get("partial", ()))
-    return NamedTask(name=name, **values)
+    if "name" in table:
+        raise UsageError(f"{where}: the name of a task is its heading; remove the entry name")
+    task = values.read(NamedTask, {**table, "name": name}, where, UsageError)
+    return replace(task, splits=_with_defaults(task.splits), partial=(*PARTIAL, *task.partial))
 
 
-def _check(where: str, table: dict[str, Any]) -> None:
-    if table["kind"] not in READERS:
-        raise UsageError(f'{where}: no kind "{table["kind"]}".{suggest(table["kind"], READERS)}')
-    for role in ("text", "label"):
-        if not table["columns"].get(role):
-            raise UsageError(f"{where}: columns lacks {role}")
-    if "hub" in table and "id" not in table["hub"]:
-        raise UsageError(f"{where}: hub lacks id")
-    if "answers" in table and len(table["answers"]) != len(table.get("labels", ())):
-        raise UsageError(f"{where}: answers must be as many as labels")
-    for entry in table.get("glue", ()):
-        if not {"split", "file", "rows"} <= set(entry):
-            raise UsageError(f"{where}: an entry of glue needs split, file and rows")
-        if entry["split"] not in {**ROLES, **table.get("splits", {})}:
-            raise UsageError(f"{where}: glue names the split {entry['split']}, which splits does not")
-
-
-def _fits(value: object, shape: str) -> bool:
-    if shape.startswith("a list of texts"):
-        return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    if shape.startswith("a list of tables"):
-        return isinstance(value, list) and all(isinstance(item, dict) for item in value)
-    if shape.startswith("a table of "):
-        inner = "a list of texts" if shape.endswith("lists of texts") else "a text"
-        return isinstance(value, dict) and all(_fits(item, inner) for item in value.values())
-    plain: dict[str, type] = {"a text": str, "a whole number": int, "true or false": bool}
-    return type(value) is plain[shape]
-
-
-def _frozen(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _frozen(item) for key, item in value.items()}
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
-
-
-def _with_defaults(splits: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+def _with_defaults(splits: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """The usual names of train, dev and test, then the task's own."""
-    usual = {role: (*names, *splits.get(role, ())) for role, names in ROLES.items()}
-    return usual | {role: names for role, names in splits.items() if role not in usual}
+    merged = {role: (*names, *splits.get(role, ())) for role, names in ROLES.items()}
+    for role, names in splits.items():
+        merged.setdefault(role, names)
+    return merged

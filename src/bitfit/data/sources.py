@@ -217,7 +217,7 @@ def _entry(task: NamedTask, place: Place | None) -> dict[str, Any]:
     files = place.files if place else {}
     return {
         **{key: getattr(task, key) for key in ("name", "about", "kind", "metric", "labels", "average", "max_length")},
-        "hub": dict(task.hub),
+        "hub": task.hub.names() if task.hub else {},
         "folder": str(place.folder) if place else None,
         "splits": {split: file.name for split, file in files.items()},
         "partial": [split for split, file in files.items() if loading.stem(file) in task.partial],
@@ -255,14 +255,15 @@ def _from_hub(task: NamedTask) -> Mapping[str, Any]:
         import datasets
     except ImportError as error:
         raise _nowhere(task, 'datasets is not installed: pip install "bitfit[hub]"') from error
-    source, settings = task.hub["id"], {"revision": task.hub["revision"]} if "revision" in task.hub else {}
+    source, config = task.hub.id, task.hub.config
+    settings = {} if task.hub.revision is None else {"revision": task.hub.revision}
     try:
         if not Path(source).exists():
             # One short question instead of minutes of retries when there is no network.
             from huggingface_hub import HfApi
 
             HfApi().dataset_info(source, timeout=5)
-        found: Mapping[str, Any] = datasets.load_dataset(source, task.hub.get("config"), **settings)
+        found: Mapping[str, Any] = datasets.load_dataset(source, config, **settings)
     except Exception as error:
         raise _nowhere(task, (str(error).strip().splitlines() or [type(error).__name__])[0][:200]) from error
     return found
@@ -270,7 +271,7 @@ def _from_hub(task: NamedTask) -> Mapping[str, Any]:
 
 def _nowhere(task: NamedTask, reason: str) -> DataError:
     here = f"put it at DIR/{task.name}/train.jsonl and dev.jsonl and pass --data DIR or set BITFIT_DATA=DIR"
-    hub = f" ({task.hub['id']})" if task.hub else ""
+    hub = f" ({task.hub.id})" if task.hub else ""
     return DataError(f"no data of {task.name}: {here}, or from the hub{hub}: {reason}")
 
 

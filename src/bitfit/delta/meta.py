@@ -15,7 +15,7 @@ from typing import Any
 
 from ..data.examples import Columns
 from ..data.readers import READERS
-from ..errors import DeltaError
+from ..errors import DeltaError, UsageError
 from ..values import read_known
 
 FORMAT = 1
@@ -116,16 +116,25 @@ class Meta:
             raise ValueError(f"stride: must be between 0 and half of max_length {self.max_length}")
         if not 0 <= self.trained <= self.total < 1 << 63 or self.total == 0:
             raise ValueError("trained: must be at least 0 and at most total")
+        self._check_texts()
         self._check_labels()
         self._check_scores()
         self._check_change()
 
+    def _check_texts(self) -> None:
+        columns = self.columns
+        names = (self.base, self.name, self.task, self.metric, columns.text, columns.text_pair, columns.label)
+        trained = (self.select, self.inject, self.head, self.init)
+        shown = (*names, *trained, *self.labels, *self.change)
+        try:
+            "".join(text or "" for text in shown).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("a text is not valid Unicode") from error
+
     def _check_labels(self) -> None:
         if len(set(self.labels)) < len(self.labels):
             raise ValueError("labels: two of them are the same")
-        if any("\ud800" <= character <= "\udfff" for label in self.labels for character in label):
-            raise ValueError("labels: not all of them are valid Unicode texts")
-        if self.task in READERS and READERS[self.task].labelled and not self.labels:
+        if not self.labels and self.task in READERS and READERS[self.task].labelled:
             raise ValueError(f"labels: a {self.task} task needs some")
 
     def _check_scores(self) -> None:
@@ -166,7 +175,10 @@ def read_meta(table: Mapping[str, Any], where: str) -> Meta:
         raise DeltaError(f"{where}: delta format {_short(table.get('format'))}; this bitfit reads format {FORMAT}")
     if table.get("trial") == {}:
         table = {**table, "trial": None}
-    return read_known(Meta, table, f"{where}: metadata", DeltaError)
+    try:
+        return read_known(Meta, table, f"{where}: metadata", DeltaError)
+    except UsageError as error:  # of a package that adds the kind of task and cannot be loaded
+        raise DeltaError(f"{where}: {error}") from error
 
 
 def _short(value: object) -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from .. import files
 from ..data import loading, sources
 from ..data.formats import StrPath
-from ..data.named import NamedTask
+from ..data.named import GlueFile, NamedTask
 from ..errors import DataError, UsageError
 from .predictor import Predictor
-
-Entry = Mapping[str, Any]
 
 
 def submit(
@@ -28,11 +26,11 @@ def submit(
     named = _task_of(predictor, task)
     written = []
     for entry, path in _test_sets(named, file, folder):
-        target = out / str(entry["file"])
+        target = out / entry.file
         files.check_target(target)
         lines = list(_lines(named, entry, predictor.answers(predictor.texts_in(path))))
         files.replace(target, ("index\tprediction\n" + "".join(lines)).encode())
-        written.append((target, len(lines), int(entry["rows"])))
+        written.append((target, len(lines), entry.rows))
     return written
 
 
@@ -48,32 +46,32 @@ def _task_of(predictor: Predictor, name: str | None) -> NamedTask:
     return task
 
 
-def _test_sets(task: NamedTask, file: Path | None, folder: StrPath | None) -> list[tuple[Entry, Path]]:
+def _test_sets(task: NamedTask, file: Path | None, folder: StrPath | None) -> list[tuple[GlueFile, Path]]:
     if file is not None:
         return [(_entry_of(task, file), file)]
     place = sources.find(task, folder)
-    found = [(entry, place.files[entry["split"]]) for entry in task.glue if entry["split"] in place.files]
+    found = [(entry, place.files[entry.split]) for entry in task.glue if entry.split in place.files]
     if not found:
-        wanted = ", ".join(str(entry["split"]) for entry in task.glue)
+        wanted = ", ".join(entry.split for entry in task.glue)
         raise DataError(f"{place.folder} has no {wanted} file of {task.name}; pass --file FILE")
     return found
 
 
-def _entry_of(task: NamedTask, file: Path) -> Entry:
-    named = [entry for entry in task.glue if loading.stem(file) in task.splits[entry["split"]]]
+def _entry_of(task: NamedTask, file: Path) -> GlueFile:
+    named = [entry for entry in task.glue if loading.stem(file) in task.splits[entry.split]]
     if len(task.glue) > 1 and not named:
-        names = ", ".join(name for entry in task.glue for name in task.splits[entry["split"]])
+        names = ", ".join(name for entry in task.glue for name in task.splits[entry.split])
         raise UsageError(f"{file}: {task.name} has several test sets; name the file after its own: {names}")
     return (named or task.glue)[0]
 
 
-def _lines(task: NamedTask, entry: Entry, answers: Iterable[dict[str, Any]]) -> Iterator[str]:
+def _lines(task: NamedTask, entry: GlueFile, answers: Iterable[dict[str, Any]]) -> Iterator[str]:
     for index, answer in enumerate(answers):
         yield f"{index}\t{_number(entry, answer['value']) if 'value' in answer else _word(task, answer['label'])}\n"
 
 
-def _number(entry: Entry, value: float) -> str:
-    low, high = entry.get("range", (value, value))
+def _number(entry: GlueFile, value: float) -> str:
+    low, high = entry.range or (value, value)
     return f"{min(max(value, low), high):.3f}"
 
 

@@ -1,4 +1,4 @@
-"""What a service is told when it starts, and the tokens it asks for."""
+"""The settings of a service and the tokens that its clients need."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, suggest
 
 SHORTEST_TOKEN = 16
+LEVELS = ("info", "warning")  # of what is logged
 
 
-def option(default: Any, help: str) -> Any:
-    """A setting that is an option of `bitfit serve` too."""
-    return field(default=default, metadata={"help": help})
+def option(default: Any, help: str, *, least: float = 1, most: float = 1e9, choices: tuple[str, ...] = ()) -> Any:
+    """A setting that is an option of `bitfit serve`: its help, and the numbers or words that it takes."""
+    return field(default=default, metadata={"help": help, "least": least, "most": most, "choices": choices})
 
 
 @dataclass(frozen=True)
@@ -26,30 +27,24 @@ class Settings:
     """The options of `bitfit serve`, each written once."""
 
     host: str = option("127.0.0.1", "address to listen on; any but a loopback address needs a token")
-    port: int = option(8000, "port to listen on; 0 takes a free one")
-    workers: int = option(0, "model processes (threads where forking does not work); 0: one per core")
+    port: int = option(8000, "port to listen on; 0 takes a free one", least=0, most=65535)
+    workers: int = option(0, "model processes (threads where forking does not work); 0: one per core", least=0)
     batch_tokens: int = option(256, "most tokens of one pass through the base")
-    max_wait: float = option(0.002, "longest time in seconds that a text waits for company while a worker is idle")
+    max_wait: float = option(0.002, "most seconds that a text waits for others while a worker is idle", least=0)
     queue: int = option(4096, "most texts that wait; beyond it requests get 429")
-    deadline: float = option(10.0, "seconds after which a request gets 504")
-    memory: int = option(1024, "MB of deltas kept in memory; the longest unused leave first")
+    deadline: float = option(10.0, "seconds after which a request gets 504", least=1e-3)
+    memory: int = option(1024, "MB of deltas kept in memory; the least recently used are dropped first")
     max_items: int = option(1024, "most texts of one request")
     max_text: int = option(100_000, "most characters of one text")
     max_body: int = option(8, "most MB of one request")
     max_delta: int = option(64, "most MB of an uploaded delta")
-    watch: float = option(1.0, "seconds between looks at the folder")
-    log: str = option("info", "info: a line per request; warning: only what needs attention")
-    drain: float = option(0.5, "seconds between a stop signal and the closing of idle connections")
+    watch: float = option(1.0, "seconds between two scans of the folder", least=1e-3)
+    log: str = option("info", "info: a line per request; warning: only what needs attention", choices=LEVELS)
+    drain: float = option(0.5, "seconds between a stop signal and the closing of idle connections", least=0)
 
     def __post_init__(self) -> None:
         for entry in fields(self):
-            value = getattr(self, entry.name)
-            low = 0 if entry.name in ("port", "workers", "max_wait", "drain") else 1e-3
-            if not isinstance(value, str) and not low <= value <= 1e9:
-                raise UsageError(f"--{entry.name.replace('_', '-')} {value}: must be at least {low:g}")
-
-        if self.port > 65535:
-            raise UsageError(f"--port {self.port}: must be at most 65535")
+            _check(f"--{entry.name.replace('_', '-')}", getattr(self, entry.name), entry.metadata)
 
     @property
     def threads(self) -> int:
@@ -61,6 +56,14 @@ class Settings:
     def loopback(self) -> bool:
         """Whether only this machine can reach the service."""
         return is_loopback(self.host)
+
+
+def _check(name: str, value: str | float, limits: Mapping[str, Any]) -> None:
+    if isinstance(value, str):
+        if limits["choices"] and value not in limits["choices"]:
+            raise UsageError(f'{name}: no "{value}".{suggest(value, limits["choices"])}')
+    elif not limits["least"] <= value <= limits["most"]:
+        raise UsageError(f"{name} {value}: must be between {limits['least']:g} and {limits['most']:,g}")
 
 
 def is_loopback(host: str) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 
 from .. import files
 from ..errors import DataError, UsageError
+from ..values import Value, read_known
 from .grid import Point, by_cell
 
 try:
@@ -79,7 +80,7 @@ class Results:
     def read(self, key: str) -> Result | None:
         """The result of a trial, None if it is not done."""
         path = self.trials / f"{key}.json"
-        return _result(_load(path), path) if path.is_file() else None
+        return _typed(Result, path) if path.is_file() else None
 
     def pass_folder(self, study: str, base: str, keys: Iterable[str]) -> Path:
         """Where one pass keeps its checkpoints while it is under way."""
@@ -190,18 +191,18 @@ def slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "--", name).strip(".-") or "base"
 
 
-def _result(table: Any, path: Path) -> Result:
+def _typed(kind: type[Value], path: Path) -> Value:
     try:
-        return Result(**table)
-    except TypeError as error:
-        raise DataError(f"{path}: not a result of this bitfit ({error}); remove it and run the study again") from error
+        return read_known(kind, _load(path), str(path), DataError)
+    except DataError as error:
+        raise DataError(f"{error}; remove the file and run the study again") from error
 
 
 def _load(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON ({error}); remove it and run the study again") from error
+        raise DataError(f"{path}: cannot be read as JSON ({error})") from error
 
 
 def _dump(path: Path, value: Any) -> None:
