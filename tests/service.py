@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the serve extra")
+pytest.importorskip("starlette", reason="needs the serve extra")
 
 from bitfit.serve.app import make_app
 from bitfit.serve.client import Client

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 import threading
 from collections import deque
@@ -22,9 +23,10 @@ from bitfit.delta.safefile import encode, read_claims
 from bitfit.prediction.host import Resident
 from support import delta_of
 
-pytest.importorskip("fastapi", reason="needs the serve extra")
+pytest.importorskip("starlette", reason="needs the serve extra")
 
 from bitfit.errors import ServiceError
+from bitfit.serve import schemas
 from bitfit.serve.queue import Queue
 from bitfit.serve.repository import Repository
 from bitfit.serve.service import Service
@@ -232,9 +234,9 @@ def test_all_requests_together_may_not_fill_the_memory(serve, tasks, monkeypatch
 
     live = serve()
     body = {"task": "two", "inputs": ["good"]}
-    monkeypatch.setattr(app, "RECEIVING", 10)
+    monkeypatch.setattr(app, "MAX_RECEIVING", 10)
     assert live.ask(body)[0] == 429
-    monkeypatch.setattr(app, "RECEIVING", 1000)
+    monkeypatch.setattr(app, "MAX_RECEIVING", 1000)
     assert live.ask(body)[0] == 200 and live.service.receiving == 0
 
 
@@ -303,47 +305,62 @@ def test_links_out_of_the_folder_and_other_files_are_no_tasks(base, tmp_path):
     (inside / "alias.safetensors").symlink_to(inside / "real.safetensors")
     (inside / "Upper.safetensors").write_bytes(b"")
     (inside / "folder.safetensors").mkdir()
-    folder = Repository(inside, base.fingerprint)
-    folder.scan()
-    assert set(folder.entries) == {"real", "alias"}
+    repository = Repository(inside, base.fingerprint)
+    repository.scan()
+    assert set(repository.entries) == {"real", "alias"}
+    assert set(repository.unused()) == {"leak.safetensors", "Upper.safetensors", "folder.safetensors"}
+
+
+def test_files_that_are_not_served_are_listed_with_the_reason_and_logged_once(base, tmp_path):
+    (tmp_path / "my spam.safetensors").write_bytes(delta_of(base, 0).encode())
+    (tmp_path / "damaged.safetensors").write_bytes(b"damaged")
+    (tmp_path / "notes.txt").write_text("not a delta")
+    repository = Repository(tmp_path, base.fingerprint)
+    first, second = repository.scan(), repository.scan()
+    assert first.unused == repository.unused() and not second.unused
+    assert "rename it to my-spam.safetensors" in repository.unused()["my spam.safetensors"]
+    assert set(repository.unused()) == {"my spam.safetensors", "damaged.safetensors"}
+    (tmp_path / "damaged.safetensors").unlink()
+    (tmp_path / "my spam.safetensors").rename(tmp_path / "my-spam.safetensors")
+    assert repository.scan().added == ["my-spam"] and not repository.unused()
 
 
 def test_a_file_that_another_replaced_during_a_put_is_noticed(base, tmp_path, monkeypatch):
     ours, theirs = delta_of(base, 0), delta_of(base, 1)
-    folder = Repository(tmp_path, base.fingerprint)
+    repository = Repository(tmp_path, base.fingerprint)
     path = tmp_path / "x.safetensors"
     monkeypatch.setattr("bitfit.files.sync_folder", lambda _: path.write_bytes(theirs.encode()))
-    folder.put(folder.verify("x", ours.encode())[0], ours.encode())
-    folder.scan()
-    assert folder.entries["x"].version == folder.verify("x", theirs.encode())[0].version
+    repository.put(repository.verify("x", ours.encode())[0], ours.encode())
+    repository.scan()
+    assert repository.entries["x"].version == repository.verify("x", theirs.encode())[0].version
 
 
 def test_a_file_with_the_time_and_size_of_the_one_before_is_noticed(base, tmp_path):
-    path, folder = tmp_path / "x.safetensors", Repository(tmp_path, base.fingerprint)
+    path, repository = tmp_path / "x.safetensors", Repository(tmp_path, base.fingerprint)
     first, second = (delta_of(base, k).encode() for k in (0, 1))
     assert len(first) == len(second)
     for data in (first, second):
         path.write_bytes(data)
         os.utime(path, (1, 1))
-        folder.scan()
-    assert folder.entries["x"].version == folder.verify("x", second)[0].version
+        repository.scan()
+    assert repository.entries["x"].version == repository.verify("x", second)[0].version
 
 
 def test_a_look_at_the_folder_does_not_hold_up_loading(base, tmp_path, monkeypatch):
     delta_of(base, 0).save(tmp_path / "x.safetensors")
-    folder = Repository(tmp_path, base.fingerprint)
-    folder.scan()
+    repository = Repository(tmp_path, base.fingerprint)
+    repository.scan()
     delta_of(base, 1).save(tmp_path / "y.safetensors")
     loaded = []
 
     def slow(path: Path) -> Any:
-        reader = threading.Thread(target=lambda: loaded.append(folder.read("x")), daemon=True)
+        reader = threading.Thread(target=lambda: loaded.append(repository.read("x")), daemon=True)
         reader.start()
         reader.join(10)
         return read_claims(path)
 
     monkeypatch.setattr("bitfit.serve.repository.read_claims", slow)
-    assert folder.scan().added == ("y",) and loaded
+    assert repository.scan().added == ["y"] and loaded
 
 
 def test_a_link_is_replaced_and_removed_itself_not_what_it_points_to(serve, base, tmp_path):
@@ -394,7 +411,7 @@ def test_requests_in_flight_keep_the_version_they_began_with(serve, base, monkey
     assert held.reached.wait(30)
     threads, found = in_background(live, [{"task": "x", "inputs": ["good film"]}] * 4)
     until(lambda: live.service.queue.waiting == 4)
-    monkeypatch.setattr(live.service, "_verified", _without_trial(live.service))
+    monkeypatch.setattr(live.service, "_verify", _without_trial(live.service))
     live.client.put("x", delta_of(base, 1).encode())
     live.client.delete("x")
     held.go.set()
@@ -436,28 +453,28 @@ def test_a_noisy_task_leaves_room_and_turns_to_others(serve, tasks, monkeypatch)
     live = serve(workers=1, queue=64, batch_tokens=1)
     held = Held(live, monkeypatch)
     order: list[str] = []
-    deliver = live.service.queue._deliver
+    notify = live.service.queue._notify
     monkeypatch.setattr(
         live.service.queue,
-        "_deliver",
-        lambda batch, found: order.extend(p.task for p in batch) or deliver(batch, found),
+        "_notify",
+        lambda queries, failed=False: order.extend(query.task for query in queries) or notify(queries, failed),
     )
     noisy, found = in_background(live, [{"task": "two", "inputs": ["good"] * 8}] * 8)
     until(lambda: len(found) >= 3)
     assert [status for status, _ in found] == [429] * len(found)  # half of the queue is all one task gets
     quiet, _ = in_background(live, [{"task": "five", "inputs": ["good"]}])
-    until(lambda: "five" in live.service.queue._lines)
+    until(lambda: "five" in live.service.queue._chunks)
     held.go.set()
     [thread.join() for thread in (*noisy, *quiet)]
     assert order.index("five") <= 2
 
 
 def test_a_pass_leaves_the_other_threads_their_part_of_the_queue():
-    queue = Queue(None, Settings(workers=2), None, None)
+    queue = Queue(None, Settings(workers=2), None)
     for n in range(8):
-        chunk = SimpleNamespace(query=SimpleNamespace(task=f"t{n}", waiting=1), tokens=40)
-        queue._lines[f"t{n}"] = deque([chunk])
-        queue._hold({f"t{n}": 1})
+        chunk = SimpleNamespace(query=SimpleNamespace(task=f"t{n}", queued=1), tokens=40)
+        queue._chunks[f"t{n}"] = deque([chunk])
+        queue._reserve(f"t{n}", 1)
         queue._tokens += chunk.tokens
     assert [len(queue._take()) for _ in range(4)] == [4, 2, 2, 0]  # a half, then what is worth a pass
 
@@ -501,7 +518,7 @@ def test_a_stuck_or_dead_model_thread_is_not_ready(serve, tasks, monkeypatch):
     [thread.join() for thread in threads]
     until(lambda: live.call("GET", "/readyz")[0] == 200)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    monkeypatch.setattr(live.service.queue, "_work", lambda *_: exec("raise SystemError"))
+    monkeypatch.setattr(live.service.queue, "_run_pass", lambda *_: exec("raise SystemError"))
     in_background(live, [{"task": "two", "inputs": ["good"], "deadline_ms": 500}])[0][0].join()
     until(lambda: "died" in str(json.loads(live.call("GET", "/readyz")[2])["trouble"]))
 
@@ -578,7 +595,7 @@ def test_nothing_in_flight_is_lost_at_the_end_and_the_next_is_told_503(serve, ta
     live = serve(workers=1, drain=30)
     held = Held(live, monkeypatch)
     threads, found = in_background(live, [{"task": "two", "inputs": ["good"]}] * 20)
-    until(lambda: live.service.asked == 20)
+    until(lambda: live.service.in_flight == 20)
     live.server.handle_exit(15, None)
     assert live.ask({"task": "two", "inputs": ["good"]})[0] == 503 and live.call("GET", "/readyz")[0] == 503
     live.server.should_exit = True
@@ -587,24 +604,49 @@ def test_nothing_in_flight_is_lost_at_the_end_and_the_next_is_told_503(serve, ta
     assert [status for status, _ in found] == [200] * 20
 
 
+def test_every_response_is_as_the_openapi_document_says(shared_live):
+    shown = json.loads(shared_live.call("GET", "/openapi.json")[2])
+    examples = {
+        "/v1/tasks": schemas.TaskList,
+        "/v1/tasks/two": schemas.TaskInfo,
+        "/v1/unused": schemas.UnusedFiles,
+        "/v1/stats": schemas.Stats,
+        "/healthz": schemas.Health,
+        "/readyz": schemas.Readiness,
+        "/nowhere": schemas.ErrorResponse,
+    }
+    for path, model in examples.items():
+        model.model_validate_json(shared_live.call("GET", path)[2], strict=True, extra="forbid")
+        assert model.__name__ in shown["components"]["schemas"]
+    _, answer = shared_live.ask({"task": "two", "inputs": ["good"]})
+    assert schemas.PredictResponse.model_validate(answer, strict=True).results[0].task == "two"
+
+
+def test_the_openapi_document_lists_every_route_and_resolves_every_reference(shared_live):
+    text = shared_live.call("GET", "/openapi.json")[2].decode()
+    shown = json.loads(text)
+    served = {route.path for route in shared_live.server.config.app.routes} - {"/", "/docs", "/openapi.json"}
+    assert set(shown["paths"]) == served
+    assert set(shown["paths"]["/v1/tasks/{name}"]) == {"get", "put", "delete"}
+    named = set(re.findall(r"#/components/schemas/(\w+)", text))
+    assert named and named == set(shown["components"]["schemas"])
+
+
+@pytest.mark.parametrize(
+    ("query", "field"), [("limit=0", "limit"), ("offset=x", "offset"), ("search=" + "a" * 300, "search")]
+)
+def test_a_wrong_query_string_is_refused_with_its_parameter(shared_live, query, field):
+    status, _, text = shared_live.call("GET", f"/v1/tasks?{query}")
+    assert status == 422 and json.loads(text)["error"]["field"] == field
+
+
 def test_no_name_that_a_client_chooses_is_a_label_of_a_metric(shared_live):
     for path in ("/a", "/b", "/v1/tasks/none", "/v1/tasks/other"):
         shared_live.call("GET", path)
     shared_live.call("OPTIONS", "/v1/tasks")
     text = shared_live.call("GET", "/metrics")[2].decode()
     routes = {line.split('route="')[1].split('"')[0] for line in text.splitlines() if 'route="' in line}
-    assert routes <= {
-        "/",
-        "/docs",
-        "/v1/tasks",
-        "/v1/tasks/{name}",
-        "/v1/predict",
-        "/metrics",
-        "/v1/stats",
-        "/healthz",
-        "/readyz",
-        "other",
-    }
+    assert routes <= {route.path for route in shared_live.server.config.app.routes} | {"other"}
     assert 'method="other"' in text and "none" not in text
 
 

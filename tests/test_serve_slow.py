@@ -23,7 +23,7 @@ import pytest
 from bitfit import Delta, load_base, predict
 from support import delta_of, make_folder, shared
 
-pytest.importorskip("fastapi", reason="needs the serve extra")
+pytest.importorskip("starlette", reason="needs the serve extra")
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from bench_serve import Stock, make_tasks, served, throughput

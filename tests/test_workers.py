@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the serve extra")
+pytest.importorskip("starlette", reason="needs the serve extra")
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from bench_serve import Process, served
@@ -99,18 +99,18 @@ def test_no_model_process_outlives_a_killed_service(process):
 
 def test_a_batch_travels_with_what_it_shares_written_once(base, tasks, monkeypatch):
     host = Host(base)
-    monkeypatch.setattr(workers, "_served", [host])
+    monkeypatch.setattr(workers, "_host_of_process", [host])
     resident = host.admit(tasks["sparse"])
     batch = [(resident, reading.rows) for reading in host.read(resident, TEXTS)]
-    back = pickle.loads(workers._packed(batch))
+    back = pickle.loads(workers._pickled(batch))
     assert len({id(resident) for resident, _ in back}) == 1
     assert all(np.array_equal(a, b) for a, b in zip(host.outputs(back), host.outputs(batch), strict=True))
 
 
 def test_a_pass_that_fails_in_a_process_is_an_error_and_not_its_death(base, tasks):
-    line = _Line((None, "ValueError: odd"))
+    pipe = _Pipe((None, "ValueError: odd"))
     worker = workers.Worker.__new__(workers.Worker)
-    worker._line, worker._alive = line, True  # type: ignore[assignment]
+    worker._pipe, worker._alive = pipe, True  # type: ignore[assignment]
     host = Host(base)
     resident = host.admit(tasks["two"])
     with pytest.raises(RuntimeError, match="odd"):
@@ -118,7 +118,7 @@ def test_a_pass_that_fails_in_a_process_is_an_error_and_not_its_death(base, task
     assert worker._alive
 
 
-class _Line:
+class _Pipe:
     def __init__(self, answer: Any) -> None:
         self.answer = answer
 

@@ -1,4 +1,4 @@
-"""The routes."""
+"""The HTTP interface: the table of routes, what each handler reads and returns, and how errors are written."""
 
 from __future__ import annotations
 
@@ -10,199 +10,192 @@ import re
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Path, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.middleware import Middleware as Layer
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-from .. import __version__
+from . import schemas
 from .middleware import Middleware
-from .repository import NAME
-from .schemas import PredictRequest, RequestError, parse
+from .openapi import Handler, Operation, document
+from .schemas import RequestError
 from .service import Service
 from .settings import Tokens
 
-Name = Annotated[str, Path(description="the task's name", pattern=f"^{NAME.pattern}$")]
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    code: {"description": text}
-    for code, text in {
-        401: "a token is needed",
-        404: "no such task",
-        408: "the request did not arrive in time",
-        409: "the folder does not allow it",
-        413: "too large",
-        415: "not JSON",
-        421: "not asked as localhost",
-        422: "a field is wrong",
-        429: "the queue is full; Retry-After says when to try again",
-        503: "shutting down, or not ready",
-        504: "the deadline has passed",
-    }.items()
-}
-RECEIVING = 256 << 20  # bytes of all requests that are arriving
+MAX_RECEIVING = 256 << 20  # bytes of all requests that are arriving at the same time
+UPLOAD_SECONDS = 60.0  # time for a delta to arrive
 POLICY = (
     "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
 
-def make_app(service: Service, tokens: Tokens) -> FastAPI:
+def make_app(service: Service, tokens: Tokens) -> Starlette:
     """The service as an ASGI application."""
 
     @asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with service.running():
             yield
 
-    app = FastAPI(
-        title="bitfit serve", version=__version__, lifespan=life, docs_url=None, redoc_url=None, responses=REFUSALS,
-        description="One frozen base, many tasks: each text is answered under the delta of the task it names.",
-    )  # fmt: skip
-    app.add_middleware(Middleware, settings=service.settings, tokens=tokens, metrics=service.metrics)
-    _add_errors(app)
-    _add_asking(app, service)
-    _add_changing(app, service)
-    _add_watching(app, service)
-    return app
+    operations = Handlers(service).operations()
+    routes = [Route(each.path, each.handler, methods=[each.method]) for each in operations]
+    routes.append(Route("/openapi.json", _static(_json(document(operations)))))
+    routes.append(Route("/", _static(_page("page.html"))))
+    routes.append(Route("/docs", _static(_page("docs.html"))))
+    return Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        middleware=[Layer(Middleware, settings=service.settings, tokens=tokens, metrics=service.metrics)],
+        exception_handlers={RequestError: _request_error, HTTPException: _http_error, Exception: _bug},
+    )
 
 
-def _add_asking(app: FastAPI, service: Service) -> None:
-    schema = PredictRequest.model_json_schema(ref_template="#/components/schemas/{model}")
-    definitions = schema.pop("$defs")
-    wanted = {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(schema, definitions)}}}
-    }
+class Handlers:
+    """The functions behind the routes."""
 
-    @app.post("/v1/predict", tags=["ask"], openapi_extra=wanted)
-    async def predict(request: Request) -> Response:
-        """PredictRequest one task about many texts, or many tasks about a text each; every answer names its version."""
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def operations(self) -> list[Operation]:
+        """The table of routes. The most used comes first: it is searched from the top."""
+        query = schemas.ListQuery
+        info = schemas.TaskInfo
+        name = "/v1/tasks/{name}"
+        return [
+            Operation(
+                "POST", "/v1/predict", self.predict, "predict", schemas.PredictResponse, request=schemas.PredictRequest
+            ),
+            Operation("GET", "/v1/tasks", self.list_tasks, "predict", schemas.TaskList, query=query),
+            Operation("GET", name, self.show_task, "predict", info),
+            Operation("PUT", name, self.put_task, "change", info, takes_file=True, statuses=(200, 201)),
+            Operation("DELETE", name, self.delete_task, "change", schemas.Removed),
+            Operation("GET", "/v1/unused", self.list_unused, "watch", schemas.UnusedFiles, query=query),
+            Operation("GET", "/v1/stats", self.stats, "watch", schemas.Stats),
+            Operation("GET", "/healthz", self.healthz, "watch", schemas.Health),
+            Operation("GET", "/readyz", self.readyz, "watch", schemas.Readiness, statuses=(200, 503)),
+            Operation("GET", "/metrics", self.metrics, "watch"),
+        ]
+
+    async def predict(self, request: Request) -> Response:
+        """Answer many texts under one task, or many texts each under its own; every answer names its version."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise RequestError(415, "send JSON with Content-Type: application/json", "Content-Type")
-        ask = parse(await _body(request, service, service.settings.max_body << 20, service.settings.deadline))
-        results = await _while_connected(request, service.predict(ask))
+        settings = self.service.settings
+        body = await _read_body(request, self.service, settings.max_body << 20, settings.deadline)
+        work = self.service.predict(schemas.parse_body(body))
+        results = await _while_connected(request, work)
         request.scope["texts"] = len(results)
         return _json({"results": results})
 
-    @app.get("/v1/tasks", tags=["ask"])
-    async def tasks(
-        search: Annotated[str, Query(max_length=200, description="part of a name or of a label")] = "",
-        offset: Annotated[int, Query(ge=0, le=1 << 40)] = 0,
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    ) -> Response:
+    async def list_tasks(self, request: Request) -> Response:
         """The tasks, by name."""
-        entries = service.repository.entries.copy()
-        wanted = search.casefold()
-        names = sorted(n for n, entry in entries.items() if not wanted or _mentions(entry.facts, wanted))
-        page = [dict(entries[name].facts) for name in names[offset : offset + limit]]
+        query = schemas.parse_query(dict(request.query_params))
+        entries = self.service.repository.entries.copy()
+        wanted = query.search.casefold()
+        names = sorted(name for name, entry in entries.items() if _mentions(entry.info, wanted))
+        page = [dict(entries[name].info) for name in names[query.offset : query.offset + query.limit]]
         return _json({"total": len(names), "tasks": page})
 
-    @app.get("/v1/tasks/{name}", tags=["ask"])
-    async def task(name: Name) -> Response:
+    async def show_task(self, request: Request) -> Response:
         """One task."""
-        return _json(dict(service.cache.entry(name, "name").facts))
+        return _json(dict(self.service.cache.entry(request.path_params["name"], "name").info))
 
+    async def put_task(self, request: Request) -> Response:
+        """Add or replace a task by a delta file. It is verified first and replaced in one step."""
+        async with self.service.upload_slot():
+            data = await _read_body(request, self.service, self.service.settings.max_delta << 20, UPLOAD_SECONDS)
+            entry, is_new = await self.service.put(request.path_params["name"], data)
+        return _json(dict(entry.info), 201 if is_new else 200)
 
-def _add_changing(app: FastAPI, service: Service) -> None:
-    file = {
-        "requestBody": {
-            "required": True,
-            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-        }
-    }
+    async def delete_task(self, request: Request) -> Response:
+        """Remove a task. Requests that arrived before are still answered."""
+        entry = await self.service.delete(request.path_params["name"])
+        return _json({"name": entry.name, "version": entry.version})
 
-    @app.put("/v1/tasks/{name}", tags=["change"], openapi_extra=file)
-    async def put(name: Name, request: Request) -> Response:
-        """Add or replace a task by a delta file; verified before anybody sees it, replaced in one step."""
-        async with service.uploading():
-            data = await _body(request, service, service.settings.max_delta << 20, 60.0)
-            entry, new = await service.put(name, data)
-        return _json(dict(entry.facts), 201 if new else 200)
+    async def list_unused(self, request: Request) -> Response:
+        """The files of the folder that are not served, each with the reason."""
+        query = schemas.parse_query(dict(request.query_params))
+        unused = sorted(self.service.repository.unused().items())
+        wanted = query.search.casefold()
+        found = [{"file": file, "reason": reason} for file, reason in unused if wanted in file.casefold()]
+        return _json({"total": len(found), "files": found[query.offset : query.offset + query.limit]})
 
-    @app.delete("/v1/tasks/{name}", tags=["change"])
-    async def delete(name: Name) -> Response:
-        """Remove a task; what was asked before is still answered."""
-        gone = await service.delete(name)
-        return _json({"name": gone.name, "version": gone.version})
-
-
-def _add_watching(app: FastAPI, service: Service) -> None:
-    @app.get("/healthz", tags=["watch"])
-    async def healthz() -> Response:
-        """Whether the process lives."""
-        return _json({"alive": True})
-
-    @app.get("/readyz", tags=["watch"])
-    async def readyz() -> Response:
-        """Whether requests should come here: a real pass through the base, within a deadline."""
-        trouble = await service.trouble()
-        return _json({"ready": trouble is None, "trouble": trouble}, 200 if trouble is None else 503)
-
-    @app.get("/metrics", tags=["watch"])
-    async def metrics() -> Response:
-        """Counters for Prometheus."""
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    @app.get("/v1/stats", tags=["watch"])
-    async def stats(request: Request) -> Response:
-        """The last minute in numbers, and what the asker may do."""
-        own = {
+    async def stats(self, request: Request) -> Response:
+        """The last minute in numbers, and what the caller may do."""
+        service = self.service
+        now = {
             "queue": service.queue.waiting,
             "tasks": len(service.repository.entries),
+            "unused_files": len(service.repository.unused()),
             "in_memory": len(service.cache),
+            "base": service.host.base.name,
+            "may_change": request.scope["may_change"],
         }
-        base = service.host.base.name
-        return _json({**service.metrics.minute(), **own, "base": base, "may_change": request.scope["may_change"]})
+        return _json(service.metrics.last_minute() | now)
 
-    for path, name in (("/", "page.html"), ("/docs", "docs.html")):
-        app.get(path, include_in_schema=False)(_page(name))
+    async def healthz(self, request: Request) -> Response:
+        """Whether the process runs."""
+        return _json({"alive": True})
+
+    async def readyz(self, request: Request) -> Response:
+        """Whether requests should be sent here: after a real pass through the base, within a time limit."""
+        trouble = await self.service.trouble()
+        return _json({"ready": trouble is None, "trouble": trouble}, 200 if trouble is None else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """Counters for Prometheus."""
+        return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(RequestError)
-    async def refused(request: Request, refusal: RequestError) -> Response:
-        headers = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
-        return _json(refusal.body(), refusal.status, headers)
+# ---- errors ----
 
-    @app.exception_handler(HTTPException)
-    async def no_route(request: Request, error: HTTPException) -> Response:
-        return _json(
-            RequestError(error.status_code, str(error.detail)).body(), error.status_code, dict(error.headers or {})
-        )
 
-    @app.exception_handler(RequestValidationError)
-    async def wrong(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        return _json(RequestError(422, str(first["msg"])[:300], str(first["loc"][-1])).body(), 422)
+async def _request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    return _json(error.body(), error.status, headers)
 
-    @app.exception_handler(Exception)
-    async def bug(request: Request, error: Exception) -> Response:
-        return _json(RequestError(500, "this is a bug in bitfit; the log says more").body(), 500)
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    body = RequestError(error.status_code, str(error.detail)).body()
+    return _json(body, error.status_code, dict(error.headers or {}))
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    return _json(RequestError(500, "this is a bug in bitfit; the log has the details").body(), 500)
+
+
+# ---- reading and writing ----
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    # ASCII, because a label may hold half a character, which UTF-8 cannot carry.
+    # ASCII, because a label may contain a lone surrogate, which UTF-8 cannot encode.
     return Response(json.dumps(value, separators=(",", ":")), status, headers, "application/json")
 
 
-async def _body(request: Request, service: Service, most: int, seconds: float) -> bytes:
-    """The request's body, refused as soon as it is too large or too slow, or all bodies together are too large."""
-    refusal = RequestError(413, f"the request has more than {most >> 20} MB")
+async def _read_body(request: Request, service: Service, limit: int, seconds: float) -> bytes:
+    """The body. An error as soon as it is too large or too slow, or all bodies together are too large."""
+    too_large = RequestError(413, f"the request has more than {limit >> 20} MB")
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared[:20]) > most:
-        raise refusal
+    if declared.isdigit() and int(declared[:20]) > limit:
+        raise too_large
     data = bytearray()
     try:
         async with asyncio.timeout(seconds):
             async for chunk in request.stream():
                 data += chunk
                 service.receiving += len(chunk)
-                if len(data) > most:
-                    raise refusal
-                if service.receiving > RECEIVING:
-                    raise RequestError(429, "too much is being received at once; try again", retry_after=1)
+                if len(data) > limit:
+                    raise too_large
+                if service.receiving > MAX_RECEIVING:
+                    raise RequestError(429, "too many bytes are arriving at once; try again", retry_after=1)
     except ClientDisconnect as error:
-        raise RequestError(499, "the client left") from error
+        raise RequestError(499, "the client closed the connection") from error
     except TimeoutError as error:
         raise RequestError(408, f"the request took more than {seconds:g} s to arrive") from error
     finally:
@@ -211,43 +204,41 @@ async def _body(request: Request, service: Service, most: int, seconds: float) -
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """The work's result; if the client leaves before, the work is dropped."""
+    """The result of the work. If the client disconnects first, the work is cancelled."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(request.receive())  # the body is read: the next message says that the client left
+    disconnect = asyncio.ensure_future(request.receive())  # after the body the next message is the disconnect
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise RequestError(499, "the client left")
+        raise RequestError(499, "the client closed the connection")
     finally:
-        gone.cancel()
+        disconnect.cancel()
         task.cancel()
 
 
-def _mentions(facts: Any, wanted: str) -> bool:
-    return wanted in facts["name"] or any(wanted in label.casefold() for label in facts["labels"])
+def _mentions(info: Any, wanted: str) -> bool:
+    """Whether a task's name or a label of it contains the text."""
+    return wanted in info["name"] or any(wanted in label.casefold() for label in info["labels"])
 
 
-def _page(name: str) -> Any:
+def _static(response: Response) -> Handler:
+    async def handler(request: Request) -> Response:
+        return response
+
+    return handler
+
+
+def _page(name: str) -> Response:
+    """A page whose Content-Security-Policy allows its own inline style and script only, by their hashes."""
     text = files(__package__).joinpath(name).read_text(encoding="utf-8")
     policy = POLICY
     for tag, directive in (("style", "style-src"), ("script", "script-src")):
         hashes = [_hash(part) for part in re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.S)]
         policy += f"; {directive} {' '.join(hashes)}"
-
-    async def page() -> Response:
-        return Response(text, media_type="text/html", headers={"Content-Security-Policy": policy})
-
-    return page
+    return Response(text, media_type="text/html", headers={"Content-Security-Policy": policy})
 
 
 def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
-    if isinstance(schema, dict) and "$ref" in schema:
-        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    if isinstance(schema, dict):
-        return {key: _inlined(value, definitions) for key, value in schema.items()}
-    return [_inlined(value, definitions) for value in schema] if isinstance(schema, list) else schema
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -1,4 +1,4 @@
-"""Which tasks are in memory: loaded when first asked for; the longest unused leave when memory runs out."""
+"""The tasks in memory: loaded at their first request, evicted least recently used first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .schemas import RequestError
 
 @dataclass(frozen=True, eq=False)
 class Version:
-    """One version of a task in memory. Who holds it can ask it, whatever becomes of the task."""
+    """One version of a task in memory. It can answer for as long as someone holds it, even if the task is removed."""
 
     name: str
     id: str
@@ -24,47 +24,50 @@ class Version:
 
 
 class Cache:
-    """The tasks in memory, under a budget. Used by the event loop alone; files are read by the executor."""
+    """The tasks in memory, within a budget of bytes. Only the event loop uses it; the executor reads the files."""
 
     def __init__(self, host: Host, repository: Repository, budget: int, metrics: Metrics, executor: Executor) -> None:
-        self.host, self.repository, self.budget, self.metrics = host, repository, budget, metrics
-        self._executor = executor
-        self._versions: OrderedDict[str, Version] = OrderedDict()
-        self._loading: dict[tuple[str, str], asyncio.Task[Version]] = {}
+        self.host = host
+        self.repository = repository
+        self.budget = budget
+        self.metrics = metrics
         self.bytes = 0
+        self._executor = executor
+        self._versions: OrderedDict[str, Version] = OrderedDict()  # least recently used first
+        self._loading: dict[tuple[str, str], asyncio.Task[Version]] = {}
 
     def __len__(self) -> int:
         return len(self._versions)
 
     def entry(self, name: str, field: str | None = None) -> Entry:
-        """A task as the folder shows it; a refusal if there is none."""
-        if not NAME.fullmatch(name):
-            raise RequestError(422, f"a task name must match {NAME.pattern}", field)
-        found = self.repository.entries.get(name)
-        if found is None:
-            reason = self.repository.refused.get(name)
-            why = f"its file was refused: {reason[1]}" if reason else "no such task"
-            raise RequestError(404, f"{name}: {why}", field)
-        return found
+        """A task as the repository lists it; RequestError if there is none."""
+        check_name(name, field)
+        entry = self.repository.entries.get(name)
+        if entry is None:
+            refused = self.repository.refused.get(name)
+            reason = "no such task" if refused is None else f"its file was refused: {refused[1]}"
+            raise RequestError(404, f"{name}: {reason}", field)
+        return entry
 
     async def version(self, name: str, field: str | None = None) -> Version:
-        """The task's present version, from memory or from its file."""
+        """The current version of a task, from memory or from its file."""
         entry = self.entry(name, field)
-        held = self._versions.get(name)
-        if held is not None and held.id == entry.version:
+        cached = self._versions.get(name)
+        if cached is not None and cached.id == entry.version:
             self._versions.move_to_end(name)
-            return held
+            return cached
         key = (name, entry.version)
-        if key not in self._loading:
-            task = self._loading[key] = asyncio.create_task(self._load(name))
+        if key not in self._loading:  # requests that arrive meanwhile wait for the same load
+            task = asyncio.create_task(self._load(name))
             task.add_done_callback(lambda _: self._loading.pop(key))
+            self._loading[key] = task
         try:
             return await asyncio.shield(self._loading[key])
         except BitfitError as error:
             raise RequestError(404, f"{name}: its file was refused: {error}", field) from error
 
     def keep(self, version: Version) -> None:
-        """Hold a version in memory as its task's latest, and let others go if there is no more room."""
+        """Hold a version as the current one of its task, and evict others if the budget is exceeded."""
         self.drop(version.name)
         self._versions[version.name] = version
         self.bytes += version.resident.bytes
@@ -73,13 +76,13 @@ class Cache:
             self.metrics.evictions.inc()
 
     def drop(self, name: str) -> None:
-        """Let a task's version go."""
-        gone = self._versions.pop(name, None)
-        if gone is not None:
-            self.bytes -= gone.resident.bytes
+        """Remove a task from memory."""
+        version = self._versions.pop(name, None)
+        if version is not None:
+            self.bytes -= version.resident.bytes
 
-    def sweep(self) -> None:
-        """Let go of what the folder no longer has."""
+    def drop_outdated(self) -> None:
+        """Remove every version that the repository no longer has."""
         for name, version in list(self._versions.items()):
             entry = self.repository.entries.get(name)
             if entry is None or entry.version != version.id:
@@ -88,8 +91,8 @@ class Cache:
     async def _load(self, name: str) -> Version:
         version = await asyncio.get_running_loop().run_in_executor(self._executor, self._read, name)
         self.metrics.loads.inc()
-        now = self.repository.entries.get(name)
-        if now is not None and now.version == version.id:
+        entry = self.repository.entries.get(name)
+        if entry is not None and entry.version == version.id:
             self.keep(version)
         return version
 
@@ -100,3 +103,9 @@ class Cache:
         except BitfitError as error:
             self.repository.refuse(entry, str(error))
             raise
+
+
+def check_name(name: str, field: str | None) -> None:
+    """RequestError if this cannot be the name of a task."""
+    if not NAME.fullmatch(name):
+        raise RequestError(422, f"a task name must match {NAME.pattern}", field)

@@ -1,4 +1,4 @@
-"""A small client: what `curl` can do, in Python, with nothing but the standard library."""
+"""A small client for the service. It needs only the standard library and opens a connection per call."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from typing import Any
 
 from ..errors import ServiceError
 
-PAGE = 1000
+PAGE = 1000  # tasks per request of a list
 
 
 class Client:
-    """A service at a URL."""
+    """A service at a URL. Errors are ServiceError."""
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 30.0) -> None:
-        self.url, self.token, self.timeout = url.rstrip("/"), token, timeout
+        self.url = url.rstrip("/")
+        self.token = token
+        self.timeout = timeout
 
-    def predict(self, task: str, inputs: Sequence[str | Mapping[str, str]]) -> list[dict[str, Any]]:
-        """What a task says of each text (or {"text", "text_pair"}, or {"question", "context"})."""
+    def predict(self, task: str, inputs: Sequence[str | Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The answer of a task to each input: a text, {"text", "text_pair"}, {"question", "context"} or {"words"}."""
         return list(self._call("POST", "/v1/predict", {"task": task, "inputs": list(inputs)})["results"])
 
-    def predict_mixed(self, items: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
-        """The answers to texts, each under its own task: {"task", "text", ...}."""
+    def predict_mixed(self, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The answers to inputs, each under its own task: {"task", "text", ...}."""
         return list(self._call("POST", "/v1/predict", {"items": list(items)})["results"])
 
     def tasks(self, search: str = "") -> Iterator[dict[str, Any]]:
@@ -53,7 +55,7 @@ class Client:
         return self._call("DELETE", _path(name))
 
     def stats(self) -> dict[str, Any]:
-        """The last minute in numbers."""
+        """Rates and latencies of the last minute, the queue, and the tasks in memory."""
         return self._call("GET", "/v1/stats")
 
     def ready(self) -> bool:
@@ -64,18 +66,20 @@ class Client:
             return False
 
     def _call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        raw = isinstance(body, bytes)
-        data = body if raw or body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/octet-stream" if raw else "application/json"}
+        headers = {"Content-Type": "application/octet-stream"}
+        data = body
+        if not isinstance(body, bytes | None):
+            headers["Content-Type"] = "application/json"
+            data = json.dumps(body).encode()
         if self.token is not None:
             headers["Authorization"] = f"Bearer {self.token}"
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                found: dict[str, Any] = json.loads(answer.read())
-                return found
+            with urllib.request.urlopen(request, timeout=self.timeout) as response:
+                content: dict[str, Any] = json.loads(response.read())
+                return content
         except urllib.error.HTTPError as error:
-            raise _refused(error) from error
+            raise _service_error(error) from error
         except (OSError, ValueError) as error:
             raise ServiceError(0, f"{self.url}: no service answers there ({error})") from error
 
@@ -84,12 +88,12 @@ def _path(name: str) -> str:
     return "/v1/tasks/" + urllib.parse.quote(name, safe="")
 
 
-def _refused(error: urllib.error.HTTPError) -> ServiceError:
+def _service_error(error: urllib.error.HTTPError) -> ServiceError:
     with error:
         text = error.read()
     try:
-        said = json.loads(text)["error"]
-    except (ValueError, KeyError, TypeError):
-        said = {"message": str(error), "field": None}
-    after = error.headers.get("Retry-After")
-    return ServiceError(error.code, said["message"], said["field"], float(after) if after else None)
+        detail = json.loads(text)["error"]
+    except (ValueError, KeyError, TypeError):  # not from the service, but from a proxy before it
+        detail = {"message": str(error), "field": None}
+    retry_after = error.headers.get("Retry-After")
+    return ServiceError(error.code, detail["message"], detail["field"], float(retry_after) if retry_after else None)

@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line on stderr, never a text and never a token."""
+"""Logs: one JSON object per line on stderr. Texts and tokens are never logged."""
 
 from __future__ import annotations
 
@@ -6,31 +6,33 @@ import json
 import logging
 import time
 
-_LOG = logging.getLogger("bitfit.serve")
+_LOGGER = logging.getLogger("bitfit.serve")
+_LEVELS = logging.getLevelNamesMapping()
 
 
-class _Line(logging.Formatter):
+class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        facts = {"time": f"{moment}.{record.msecs:03.0f}Z", "level": record.levelname.lower()}
-        facts |= {"event": record.getMessage(), **getattr(record, "facts", {})}
+        line = {"time": f"{moment}.{record.msecs:03.0f}Z", "level": record.levelname.lower()}
+        line |= {"event": record.getMessage(), **getattr(record, "fields", {})}
         if record.exc_info:
-            facts["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(facts)
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
 
 
-def log(level: str, event: str, **facts: object) -> None:
-    """Write a line."""
-    number = logging.getLevelNamesMapping()[level.upper()]
-    if _LOG.isEnabledFor(number):
-        _LOG.log(number, event, extra={"facts": facts})
+def log(level: str, event: str, **fields: object) -> None:
+    """Write one line."""
+    number = _LEVELS[level.upper()]
+    if _LOGGER.isEnabledFor(number):
+        _LOGGER.log(number, event, extra={"fields": fields})
 
 
 def write_to_stderr(level: str) -> None:
-    """From now on everything of this level and above is a line on stderr, the HTTP server's words too."""
+    """Send everything of this level and above to stderr, warnings of the HTTP server included."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_Line())
+    handler.setFormatter(_JsonFormatter())
     for name, least in (("bitfit.serve", level), ("uvicorn", "warning")):
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
+        logger.handlers = [handler]
+        logger.propagate = False
         logger.setLevel(least.upper())

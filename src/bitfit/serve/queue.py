@@ -1,9 +1,8 @@
-"""The queue and the model threads: texts of any tasks share passes through the base, no task at another's expense.
+"""The queue and the model threads: texts of any tasks share passes through the base.
 
-A thread computes itself, or has a process that does.
-
-Tasks take turns, text by text, until a pass has its tokens; so a task that asks for much waits for itself. How much of
-the queue a task may fill is as much as is still free, so that there is always room for another.
+The tasks take turns, text by text, until a pass has its tokens, so a task with many texts delays only itself. A task
+may fill at most as much of the queue as is still free, so there is always room for another. A model thread computes
+itself, or has a process that does.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ import numpy as np
 from ..arrays import Array
 from ..model.rows import Rows
 from ..prediction.host import Host, Reading, Resident
+from ..tasks import Text
+from .cache import Version
 from .logs import log
 from .metrics import Metrics
 from .schemas import RequestError
@@ -30,58 +31,36 @@ from .settings import Settings
 from .workers import Closable, Outputs, Worker, can_fork
 
 Answer = dict[str, Any]
-LEAST = 64  # tokens, below which a pass hardly takes less time
+Probe = Callable[[Outputs], None]
+MIN_TOKENS = 64  # a pass of fewer tokens hardly takes less time
 STUCK = 4.0  # seconds on one pass after which a model thread counts as stuck
 
 
 @dataclass(eq=False)
-class Job:
-    """A request: its answers so far, and who waits for them."""
-
-    future: asyncio.Future[list[Answer]]
-    answers: list[Answer]
-    missing: int
-
-    @property
-    def over(self) -> bool:
-        """Whether nobody waits any more."""
-        return self.future.done()
-
-
-@dataclass(eq=False)
 class Query:
-    """One text of a request, in a place of the queue."""
+    """One text for one task, from the request to the answer."""
 
-    job: Job
-    place: int
     task: str
-    resident: Resident
-    reading: Reading
-    outputs: list[Array | None]  # of each chunk
-    waiting: int  # chunks that no thread has taken
+    where: str  # the field of the request, as in `inputs.3`: errors name it
+    text: Text
+    version: Version = field(init=False)  # set when the task is in memory
+    reading: Reading = field(init=False)  # set when the text is tokenized
+    answer: Answer = field(init=False)  # set when all chunks are computed
+    job: Job = field(init=False)
+    outputs: list[Array | None] = field(init=False)  # one per chunk
+    queued: int = 0  # chunks that no model thread has taken
     since: float = field(default_factory=time.monotonic)
 
-    def answer(self) -> Answer:
-        """What the outputs of all its chunks mean."""
-        parts = [part for part in self.outputs if part is not None]
-        return answered(self.resident, self.reading, np.concatenate(parts))
-
-
-def answered(resident: Resident, reading: Reading, numbers: Array) -> Answer:
-    """What a text's outputs mean; an error if they mean nothing, which is its own and not of those beside it."""
-    if not np.isfinite(numbers).all():
-        return {"error": "the task gives no finite numbers for this text"}
-    try:
-        found = resident.answer(reading, numbers)
-    except Exception as error:
-        log("error", "an answer cannot be formed", error=f"{type(error).__name__}: {error}")
-        return {"error": f"the task's answer cannot be formed ({type(error).__name__})"}
-    return found if math.isfinite(found.get("value", 0.0)) else {"error": "the task's value is not finite"}
+    def finish(self) -> None:
+        """Form the answer from the outputs of all chunks."""
+        outputs = [part for part in self.outputs if part is not None]
+        answer = answer_of(self.version.resident, self.reading, np.concatenate(outputs))
+        self.answer = {"task": self.version.name, "version": self.version.id, **answer}
 
 
 @dataclass(eq=False)
 class Chunk:
-    """Some token rows of a text, few enough for one pass: a long text takes turns with others, too."""
+    """Token rows of one query, few enough for one pass: the parts of a long text take turns with other texts."""
 
     query: Query
     number: int
@@ -93,52 +72,80 @@ class Chunk:
         return len(self.rows.ids)
 
 
-class Queue:
-    """A queue with a limit, and the threads that work it off."""
+@dataclass(eq=False)
+class Job:
+    """The queries of one request, and the future that is done when all of them are."""
 
-    def __init__(self, host: Host, settings: Settings, metrics: Metrics, log: Callable[..., None]) -> None:
-        self.host, self.settings, self.metrics, self.log = host, settings, metrics, log
-        self._lines: OrderedDict[str, deque[Chunk]] = OrderedDict()
-        self._probes: deque[Callable[[Outputs], None]] = deque()
-        self._held: Counter[str] = Counter()  # texts of each task that are promised a place and not yet taken
-        self._waiting = self._tokens = 0
-        self._more = threading.Condition()
-        self._stopping = False
+    queries: Sequence[Query]
+    future: asyncio.Future[None]
+    missing: int
+
+
+def answer_of(resident: Resident, reading: Reading, outputs: Array) -> Answer:
+    """What the outputs for a text mean. A text whose answer cannot be formed gets an error of its own."""
+    if not np.isfinite(outputs).all():
+        return {"error": "the task gives no finite numbers for this text"}
+    try:
+        answer = resident.answer(reading, outputs)
+    except Exception as error:
+        log("error", "an answer cannot be formed", error=f"{type(error).__name__}: {error}")
+        return {"error": f"the task's answer cannot be formed ({type(error).__name__})"}
+    if not math.isfinite(answer.get("value", 0.0)):
+        return {"error": "the task's value is not finite"}
+    return answer
+
+
+class Queue:
+    """A bounded queue of chunks, and the threads that compute them."""
+
+    def __init__(self, host: Host, settings: Settings, metrics: Metrics) -> None:
+        self.host = host
+        self.settings = settings
+        self.metrics = metrics
         self.busy_since: dict[int, float | None] = {}
+        self._changed = threading.Condition()  # guards everything below
+        self._chunks: OrderedDict[str, deque[Chunk]] = OrderedDict()  # by task; the first task has the next turn
+        self._probes: deque[Probe] = deque()
+        self._reserved: Counter[str] = Counter()  # texts of each task that hold a slot of the queue
+        self._waiting = 0  # the sum of them
+        self._tokens = 0
+        self._stopping = False
         self._threads: list[threading.Thread] = []
         self._workers: list[Worker] = []
 
+    # ---- starting and stopping ----
+
     def fork(self, *open_files: Closable) -> None:
-        """Give each model thread a process, where that works. No thread of any kind may have been started.
+        """Give each model thread a process, where that works. Call it before any thread is started.
 
-        A process closes its copies of these files: a port stays open for as long as anybody holds it.
+        A process closes its copies of these files: a port stays open for as long as any process holds it.
         """
-        for _ in range(self.settings.threads if can_fork(self.host) else 0):
-            self._workers.append(Worker(self.host, [*open_files, *self._workers]))
+        if can_fork(self.host):
+            for _ in range(self.settings.threads):
+                self._workers.append(Worker(self.host, [*open_files, *self._workers]))
 
-    def end(self) -> None:
-        """End the processes, whatever they do."""
+    def kill_workers(self) -> None:
+        """Kill the processes, even in the middle of a pass."""
         for worker in self._workers:
-            worker.end()
+            worker.kill()
 
     def start(self) -> None:
         """Start the model threads."""
         for number in range(self.settings.threads):
             self.busy_since[number] = None
-            self._threads.append(
-                threading.Thread(target=self._run, args=(number,), name=f"model-{number}", daemon=True)
-            )
-            self._threads[-1].start()
+            thread = threading.Thread(target=self._run, args=(number,), name=f"model-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def stop(self, timeout: float) -> bool:
-        """Work off the queue and end the threads; whether that took no longer than `timeout`."""
-        with self._more:
+        """Compute what is queued and end the threads; whether that was done within `timeout` seconds."""
+        with self._changed:
             self._stopping = True
-            self._more.notify_all()
+            self._changed.notify_all()
         until = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
-        self.end()
+        self.kill_workers()
         return not any(thread.is_alive() for thread in self._threads)
 
     @property
@@ -156,48 +163,51 @@ class Queue:
             return "a model thread is stuck"
         return None
 
-    @contextmanager
-    def places(self, wanted: Mapping[str, int]) -> Iterator[Counter[str]]:
-        """Promise places in the queue to texts of tasks, or refuse; places that `ask` did not take are given back."""
-        promised = Counter(wanted)
-        with self._more:
-            free = self.settings.queue - self._waiting
-            if promised.total() > free or any(self._held[task] + more > free for task, more in promised.items()):
-                raise RequestError(429, "the queue is full; try again", retry_after=1)
-            self._hold(promised)
-        try:
-            yield promised
-        finally:
-            with self._more:
-                self._hold({task: -more for task, more in promised.items()})
+    # ---- what the event loop does ----
 
-    async def ask(self, texts: Sequence[tuple[str, Resident, Reading]], promised: Counter[str]) -> list[Answer]:
-        """The answers to texts, in order; whoever cancels this takes what still waits out of the queue."""
-        job = Job(asyncio.get_running_loop().create_future(), [{}] * len(texts), len(texts))
-        chunks = [chunk for i, text in enumerate(texts) for chunk in self._chunks(job, i, *text)]
-        with self._more:
+    @contextmanager
+    def reserve(self, counts: Mapping[str, int]) -> Iterator[Counter[str]]:
+        """Reserve slots for so many texts of each task; RequestError 429 if the queue is full.
+
+        `compute` takes over the slots that it is given. Those that it did not get are free again at the end.
+        """
+        slots = Counter(counts)
+        with self._changed:
+            free = self.settings.queue - self._waiting
+            if slots.total() > free or any(self._reserved[task] + count > free for task, count in slots.items()):
+                raise RequestError(429, "the queue is full; try again", retry_after=1)
+            for task, count in slots.items():
+                self._reserve(task, count)
+        try:
+            yield slots
+        finally:
+            with self._changed:
+                for task, count in slots.items():
+                    self._reserve(task, -count)
+
+    async def compute(self, queries: Sequence[Query], slots: Counter[str]) -> None:
+        """Compute the answer of each query. If this is cancelled, what still waits leaves the queue."""
+        job = Job(queries, asyncio.get_running_loop().create_future(), len(queries))
+        chunks: list[Chunk] = []
+        for query in queries:
+            query.job = job
+            chunks += self._split(query)
+        with self._changed:
             if self._stopping or not any(thread.is_alive() for thread in self._threads):
                 raise RequestError(503, "the service is shutting down", retry_after=1)
-            promised.clear()  # from here on the places are the queries'
+            slots.clear()  # from here on the queries hold them
             for chunk in chunks:
-                self._lines.setdefault(chunk.query.task, deque()).append(chunk)
+                self._chunks.setdefault(chunk.query.task, deque()).append(chunk)
                 self._tokens += chunk.tokens
-            self._more.notify(len(chunks))
+            self._changed.notify(len(chunks))
         try:
-            return await job.future
+            await job.future
         finally:
             if job.missing:
-                self._drop(chunks)
-
-    def _chunks(self, job: Job, place: int, task: str, resident: Resident, reading: Reading) -> list[Chunk]:
-        rows = reading.rows
-        ends = np.cumsum(rows.lengths) // self.settings.batch_tokens
-        parts = [rows] if ends[-1] == 0 else [rows.take(np.flatnonzero(ends == end)) for end in np.unique(ends)]
-        query = Query(job, place, task, resident, reading, [None] * len(parts), len(parts))
-        return [Chunk(query, number, part) for number, part in enumerate(parts)]
+                self._remove(job)
 
     async def probe(self, resident: Resident, rows: Rows) -> None:
-        """A real pass, ahead of the queue; returns when it is done."""
+        """Make a real pass, ahead of the queue; return when it is done."""
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
 
@@ -205,134 +215,152 @@ class Queue:
             outputs([(resident, rows)])
             loop.call_soon_threadsafe(done.set)
 
-        with self._more:
+        with self._changed:
             self._probes.append(work)
-            self._more.notify()
+            self._changed.notify()
         try:
             await done.wait()
         finally:
-            with self._more, suppress(ValueError):
+            with self._changed, suppress(ValueError):
                 self._probes.remove(work)
 
-    def _hold(self, more: Mapping[str, int]) -> None:
-        for task, count in more.items():
-            self._held[task] += count
-            self._waiting += count
-            if not self._held[task]:
-                del self._held[task]
+    def _split(self, query: Query) -> list[Chunk]:
+        """The rows of a query in chunks of at most `batch_tokens` tokens, or of one row."""
+        rows = query.reading.rows
+        numbers = np.cumsum(rows.lengths) // self.settings.batch_tokens
+        parts = [rows]
+        if numbers[-1] > 0:
+            parts = [rows.take(np.flatnonzero(numbers == number)) for number in np.unique(numbers)]
+        query.outputs = [None] * len(parts)
+        query.queued = len(parts)
+        return [Chunk(query, number, part) for number, part in enumerate(parts)]
 
-    def _drop(self, chunks: Sequence[Chunk]) -> None:
-        job = chunks[0].query.job
-        with self._more:
-            for task in {chunk.query.task for chunk in chunks} & self._lines.keys():
-                line = self._lines[task]
-                self._lines[task] = deque(chunk for chunk in line if chunk.query.job is not job)
-                for chunk in line:  # those that no model thread has yet
+    def _reserve(self, task: str, count: int) -> None:
+        self._reserved[task] += count
+        self._waiting += count
+        if not self._reserved[task]:
+            del self._reserved[task]
+
+    def _remove(self, job: Job) -> None:
+        """Take those chunks of a job out of the queue that no model thread has yet."""
+        with self._changed:
+            for task in {query.task for query in job.queries} & self._chunks.keys():
+                before = self._chunks[task]
+                self._chunks[task] = deque(chunk for chunk in before if chunk.query.job is not job)
+                for chunk in before:
                     if chunk.query.job is job:
-                        self._left(chunk)
+                        self._dequeued(chunk)
 
-    def _left(self, chunk: Chunk) -> None:
+    def _dequeued(self, chunk: Chunk) -> None:
+        """Update the counts after a chunk left the queue."""
         query = chunk.query
         self._tokens -= chunk.tokens
-        query.waiting -= 1
-        if not query.waiting:
-            self._hold({query.task: -1})
-        if not self._lines.get(query.task):
-            self._lines.pop(query.task, None)
+        query.queued -= 1
+        if not query.queued:
+            self._reserve(query.task, -1)
+        if not self._chunks.get(query.task):
+            self._chunks.pop(query.task, None)
 
     # ---- what the model threads do ----
 
     def _run(self, number: int) -> None:
         computer = self._workers[number] if self._workers else self.host
         try:
-            while (batch := self._next()) is not None:
+            while (work := self._next()) is not None:
                 self.busy_since[number] = time.monotonic()
-                self._work(batch, computer.outputs)
+                if callable(work):
+                    self._run_probe(work, computer.outputs)
+                elif work:
+                    self._run_pass(work, computer.outputs)
                 self.busy_since[number] = None
         except BaseException as error:
-            self.log("error", "a model thread died", error=f"{type(error).__name__}: {error}")
+            log("error", "a model thread died", error=f"{type(error).__name__}: {error}")
             raise
 
-    def _next(self) -> list[Chunk] | Callable[[Outputs], None] | None:
-        """The next probe or batch; None: the service stops and nothing waits."""
-        with self._more:
+    def _next(self) -> list[Chunk] | Probe | None:
+        """The next probe or batch; None when the service stops and nothing waits."""
+        with self._changed:
             while True:
                 if self._probes:
                     return self._probes.popleft()
-                if not self._lines and self._stopping:
+                if not self._chunks and self._stopping:
                     return None
-                if not self._lines:
-                    self._more.wait()
-                elif self._worth_it() or not self._more.wait_for(self._worth_it, self._patience()):
+                if not self._chunks:
+                    self._changed.wait()
+                elif self._is_worth_a_pass() or not self._changed.wait_for(self._is_worth_a_pass, self._patience()):
                     return self._take()
 
-    def _worth_it(self) -> bool:
+    def _is_worth_a_pass(self) -> bool:
         return bool(self._probes) or self._stopping or self._tokens >= self.settings.batch_tokens
 
     def _patience(self) -> float:
-        oldest = min((line[0].query.since for line in self._lines.values()), default=0.0)
+        """Seconds until the oldest text has waited for `max_wait`."""
+        oldest = min((chunks[0].query.since for chunks in self._chunks.values()), default=0.0)
         return max(0.0, oldest + self.settings.max_wait - time.monotonic())
 
     def _take(self) -> list[Chunk]:
-        # The others get their share, so that what came at once is worked off by all threads, busy as they may be now.
-        share = min(self.settings.batch_tokens, max(LEAST, -(-self._tokens // self.settings.threads)))
+        """The chunks of the next pass: one of each task in turn, and not more than this thread's share of the queue."""
+        share = max(MIN_TOKENS, -(-self._tokens // self.settings.threads))
+        share = min(self.settings.batch_tokens, share)
         batch: list[Chunk] = []
         tokens = 0
-        while self._lines and tokens < share:
-            task, line = next(iter(self._lines.items()))
-            if batch and tokens + line[0].tokens > self.settings.batch_tokens:
+        while self._chunks and tokens < share:
+            task, chunks = next(iter(self._chunks.items()))
+            if batch and tokens + chunks[0].tokens > self.settings.batch_tokens:
                 break
-            chunk = line.popleft()
-            self._lines.move_to_end(task)
-            self._left(chunk)
+            chunk = chunks.popleft()
+            self._chunks.move_to_end(task)
+            self._dequeued(chunk)
             batch.append(chunk)
             tokens += chunk.tokens
         return batch
 
-    def _work(self, batch: list[Chunk] | Callable[[Outputs], None], outputs: Outputs) -> None:
-        if callable(batch):
-            try:
-                batch(outputs)
-            except Exception as error:  # who waits for the probe does so in vain, once
-                self.log("error", "a probe failed", error=f"{type(error).__name__}: {error}")
-            return
-        if not batch:
-            return
-        began = time.monotonic()
+    def _run_probe(self, probe: Probe, outputs: Outputs) -> None:
         try:
-            found = outputs([(chunk.query.resident, chunk.rows) for chunk in batch])
-            answers = self._answers(batch, found)
-        except Exception as error:
-            self.log("error", "a pass failed", error=f"{type(error).__name__}: {error}")
-            self._deliver([chunk.query for chunk in batch], None)
-            return
-        waited, took = began - min(chunk.query.since for chunk in batch), time.monotonic() - began
-        self.metrics.passed(len(batch), sum(chunk.tokens for chunk in batch), waited, took)
-        if answers:
-            self._deliver(list(answers), list(answers.values()))
+            probe(outputs)
+        except Exception as error:  # the caller of this probe times out; the next probe works
+            log("error", "a probe failed", error=f"{type(error).__name__}: {error}")
 
-    def _answers(self, batch: Sequence[Chunk], outputs: Sequence[Array]) -> dict[Query, Answer]:
-        """The queries that these chunks complete, answered."""
-        with self._more:  # the chunks of one text may be with several threads
-            done = []
+    def _run_pass(self, batch: list[Chunk], outputs: Outputs) -> None:
+        started = time.monotonic()
+        try:
+            computed = outputs([(chunk.query.version.resident, chunk.rows) for chunk in batch])
+            done = self._store(batch, computed)
+            for query in done:
+                query.finish()
+        except Exception as error:
+            log("error", "a pass failed", error=f"{type(error).__name__}: {error}")
+            self._notify([chunk.query for chunk in batch], failed=True)
+            return
+        waited = started - min(chunk.query.since for chunk in batch)
+        tokens = sum(chunk.tokens for chunk in batch)
+        self.metrics.count_pass(len(batch), tokens, waited, time.monotonic() - started)
+        if done:
+            self._notify(done)
+
+    def _store(self, batch: Sequence[Chunk], outputs: Sequence[Array]) -> list[Query]:
+        """Keep the outputs; return the queries whose chunks are all computed now."""
+        done = []
+        with self._changed:  # other threads may have other chunks of the same query
             for chunk, numbers in zip(batch, outputs, strict=True):
                 chunk.query.outputs[chunk.number] = numbers
                 if all(part is not None for part in chunk.query.outputs):
                     done.append(chunk.query)
-        return {query: query.answer() for query in done}
+        return done
 
-    def _deliver(self, queries: Sequence[Query], answers: Sequence[Answer] | None) -> None:
-        def deliver() -> None:
-            for i, query in enumerate(queries):
+    def _notify(self, queries: Sequence[Query], failed: bool = False) -> None:
+        """Tell the event loop that queries are answered, or that their pass failed."""
+
+        def notify() -> None:
+            for query in queries:
                 job = query.job
-                if job.over:
+                if job.future.done():
                     continue
-                if answers is None:
+                if failed:
                     job.future.set_exception(RequestError(500, "the pass through the base failed"))
                     continue
-                job.answers[query.place] = answers[i]
                 job.missing -= 1
                 if not job.missing:
-                    job.future.set_result(job.answers)
+                    job.future.set_result(None)
 
-        queries[0].job.future.get_loop().call_soon_threadsafe(deliver)
+        queries[0].job.future.get_loop().call_soon_threadsafe(notify)

@@ -1,6 +1,6 @@
-"""The folder of deltas: which tasks there are, in which version, and nothing outside it.
+"""The folder of deltas as a repository of tasks: which there are, in which version, and nothing outside it.
 
-Whoever serves the folder keeps no state of its own: a version is the digest of a file's content, so every process on
+A service keeps no state of its own beside the folder. A version is the digest of a file's content, so every process on
 every machine gives the same file the same version.
 """
 
@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -25,31 +25,31 @@ SUFFIX = ".safetensors"
 MOST_LABELS = 1 << 20  # characters of all labels of a task
 
 Stamp = tuple[int, ...]
-"""What tells one file from the next without reading it."""
+"""Times, size and inode of a file: it tells whether a file has changed without reading it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A task as the folder shows it."""
+    """A task in the repository."""
 
     name: str
     version: str
     stamp: Stamp
-    facts: Mapping[str, Any]
+    info: Mapping[str, Any]  # what `/v1/tasks` shows
 
 
-@dataclass(frozen=True)
-class Change:
-    """What a look at the folder found: names that appeared, changed or went, and files that cannot be used."""
+@dataclass
+class Changes:
+    """What a scan found: tasks that appeared, changed or were removed, and files that are newly not served."""
 
-    added: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    refused: Mapping[str, str] | None = None
+    added: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    unused: dict[str, str] = field(default_factory=dict)  # reasons by file name
 
 
 def describe(name: str, delta: Delta, size: int) -> dict[str, Any]:
-    """What everybody may know of a task."""
+    """What `/v1/tasks` shows of a task."""
     meta = delta.meta
     return {
         "name": name,
@@ -73,110 +73,135 @@ def version_of(delta: Delta) -> str:
 
 
 class Repository:
-    """The tasks in a folder: `NAME.safetensors`. Threads may share it; writing and looking take turns."""
+    """The tasks in a folder: `NAME.safetensors`. Threads may share it; a lock serializes changes."""
 
     def __init__(self, path: str | Path, fingerprint: str, largest: int = 64 << 20) -> None:
         self.path = Path(path).resolve()
         if not self.path.is_dir():
             raise UsageError(f"{path}: no such folder; make it, or name a folder of deltas")
-        self.fingerprint, self.largest = fingerprint, largest
+        self.fingerprint = fingerprint
+        self.largest = largest
         self.entries: dict[str, Entry] = {}
-        self.refused: dict[str, tuple[Stamp, str]] = {}
+        self.refused: dict[str, tuple[Stamp, str]] = {}  # by task: files whose content cannot be served, and why
+        self.ignored: dict[str, str] = {}  # by file: those whose name or type makes them no task, and why
         self._lock = Lock()
 
-    def scan(self) -> Change:
-        """Look at the folder again; a file at a time, so that nobody waits for the whole of a large one."""
-        before, refusals = self.entries.copy(), self.refused.copy()
-        files = self._files()
-        known = {name: entry.stamp for name, entry in before.items()}
-        known |= {name: stamp for name, (stamp, _) in refusals.items()}
-        gone = [name for name in known if name not in files]
-        removed = [name for name in gone if self._correct(name, before.get(name), None) and name in before]
-        fresh = [name for name, stamp in files.items() if known.get(name) != stamp]
-        found = {name: self._look(name, before.get(name), files[name]) for name in fresh}
-        refused = {n: self.refused[n][1] for n, what in found.items() if what == "refused" and n in self.refused}
-        added, changed = (tuple(n for n, what in found.items() if what == kind) for kind in ("added", "changed"))
-        return Change(added, changed, tuple(removed), refused)
+    def scan(self) -> Changes:
+        """Compare the folder with the entries, one file at a time, so that nobody waits for a whole scan."""
+        changes = Changes()
+        before = self.entries.copy()
+        stamps = {name: stamp for name, (stamp, _) in self.refused.copy().items()}
+        stamps |= {name: entry.stamp for name, entry in before.items()}
+        files, ignored = self._list_files()
+        for name in stamps.keys() - files.keys():
+            if self._update(name, before.get(name), None) and name in before:
+                changes.removed.append(name)
+        for name, stamp in files.items():
+            if stamps.get(name) != stamp:
+                self._scan_file(name, before.get(name), stamp, changes)
+        changes.unused |= {file: reason for file, reason in ignored.items() if file not in self.ignored}
+        self.ignored = ignored
+        return changes
+
+    def unused(self) -> dict[str, str]:
+        """The files that are not served, each with the reason."""
+        refused = {name + SUFFIX: reason for name, (_, reason) in self.refused.copy().items()}
+        return refused | self.ignored
 
     def read(self, name: str) -> tuple[Entry, Delta]:
-        """A task's delta as it lies there now, verified; DeltaError if it is gone or damaged."""
-        seen, path = self.entries.get(name), self._inside(name)
+        """The verified delta in a task's file as it is now; DeltaError if it is gone or damaged."""
+        seen = self.entries.get(name)
+        path = self._resolve(name)
         try:
             stamp = _stamp(path.stat())
             if stamp[1] > self.largest:
-                raise DeltaError(f"{name}: its file has {stamp[1]:,} bytes, allowed are {self.largest:,}")
+                raise DeltaError(f"{name}: its file has {stamp[1]:,} bytes; the limit is {self.largest:,}")
             entry, delta = self.verify(name, path.read_bytes(), stamp)
         except OSError as error:
             raise DeltaError(f"{name}: cannot be read ({error.strerror})") from error
         except DeltaError as error:
             if seen is not None:
-                self._correct(name, seen, None, (stamp, str(error)))
+                self._update(name, seen, None, (stamp, str(error)))
             raise
-        if seen is None or (seen.version, seen.stamp) == (entry.version, entry.stamp):
-            return seen or entry, delta
-        self._correct(name, seen, entry)
+        if seen is None:
+            return entry, delta
+        if (seen.version, seen.stamp) == (entry.version, entry.stamp):
+            return seen, delta
+        self._update(name, seen, entry)
         return entry, delta
 
-    def refuse(self, entry: Entry, why: str) -> None:
-        """Hide a task whose file turned out not to fit the base."""
-        self._correct(entry.name, entry, None, (entry.stamp, why))
+    def refuse(self, entry: Entry, reason: str) -> None:
+        """Stop serving a task whose file turned out not to fit the base."""
+        self._update(entry.name, entry, None, (entry.stamp, reason))
 
     def verify(self, name: str, data: bytes, stamp: Stamp = ()) -> tuple[Entry, Delta]:
-        """The delta in these bytes; DeltaError if anything of it cannot be trusted."""
+        """The entry and the delta in these bytes; DeltaError if any part of them cannot be trusted."""
         delta = Delta.checked(*decode(data, name), where=name)
         self._check_base(delta)
         return Entry(name, version_of(delta), stamp, describe(name, delta, len(data))), delta
 
     def put(self, entry: Entry, data: bytes) -> Entry | None:
-        """Make verified bytes the task's file, in one step; what the task was before."""
-        path = self._target(entry.name)
+        """Write verified bytes as the task's file, in one step; return the entry of before."""
+        path = self._path(entry.name)
         with self._lock:
             before = self.entries.get(entry.name)
             stamp = _stamp(replace(path, data, secrets.token_hex(8)))
-            self._show(Entry(entry.name, entry.version, stamp, entry.facts))
+            self._set(Entry(entry.name, entry.version, stamp, entry.info))
         return before
 
     def delete(self, name: str) -> Entry | None:
-        """Remove a task's file; what the task was."""
-        path = self._target(name)
+        """Remove a task's file; return the entry of before."""
+        path = self._path(name)
         with self._lock:
             before = self.entries.get(name)
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 raise DeltaError(f"{name}: cannot be removed ({error.strerror})") from error
-            self._forget(name)
+            self._unset(name)
         return before
 
-    def _files(self) -> dict[str, Stamp]:
-        found = {}
-        with os.scandir(self.path) as entries:
-            for file in entries:
-                name = file.name.removesuffix(SUFFIX)
-                if name == file.name or not NAME.fullmatch(name):
+    def _list_files(self) -> tuple[dict[str, Stamp], dict[str, str]]:
+        """The stamps of the files that may be tasks, by task, and why other delta files are not, by file."""
+        stamps = {}
+        ignored = {}
+        with os.scandir(self.path) as listing:
+            for file in listing:
+                if file.name.startswith(".") or not file.name.lower().endswith(SUFFIX):
+                    continue
+                name = file.name[: -len(SUFFIX)]
+                if not NAME.fullmatch(name) or not file.name.endswith(SUFFIX):
+                    ignored[file.name] = _rename_hint(name)
                     continue
                 try:
                     if file.is_symlink():
-                        self._inside(name)
+                        self._resolve(name)
                     if file.is_file():
-                        found[name] = _stamp(file.stat())
-                except (OSError, DeltaError):
-                    continue
-        return found
+                        stamps[name] = _stamp(file.stat())
+                    else:
+                        ignored[file.name] = "it is not a file"
+                except (OSError, DeltaError) as error:
+                    ignored[file.name] = str(error)
+        return stamps, ignored
 
-    def _look(self, name: str, seen: Entry | None, stamp: Stamp) -> str:
+    def _scan_file(self, name: str, seen: Entry | None, stamp: Stamp, changes: Changes) -> None:
         try:
-            path = self._inside(name)
+            path = self._resolve(name)
             delta = Delta.checked({}, read_claims(path), name)
             self._check_base(delta)
             if not re.fullmatch(r"[0-9a-f]{64}", delta.meta.sha256):
                 raise DeltaError("it has no digest")
         except DeltaError as error:
-            return "refused" if self._correct(name, seen, None, (stamp, str(error))) else ""
+            if self._update(name, seen, None, (stamp, str(error))):
+                changes.unused[name + SUFFIX] = str(error)
+            return
         entry = Entry(name, version_of(delta), stamp, describe(name, delta, stamp[1]))
-        if not self._correct(name, seen, entry, path=path):
-            return ""
-        return "added" if seen is None else "changed" if seen.version != entry.version else ""
+        if not self._update(name, seen, entry, path=path):
+            return
+        if seen is None:
+            changes.added.append(name)
+        elif seen.version != entry.version:
+            changes.changed.append(name)
 
     def _check_base(self, delta: Delta) -> None:
         if sum(map(len, delta.labels)) + 8 * len(delta.labels) > MOST_LABELS:
@@ -184,40 +209,49 @@ class Repository:
         if delta.meta.fingerprint != self.fingerprint:
             raise DeltaError(f"it belongs to another base ({delta.meta.base[:60]})")
 
-    def _show(self, entry: Entry) -> None:
-        # In one step: the event loop looks without waiting, and must see the old or the new.
+    def _set(self, entry: Entry) -> None:
+        # One step each: the event loop reads without the lock and must see the old entry or the new one.
         self.entries[entry.name] = entry
         self.refused.pop(entry.name, None)
 
-    def _forget(self, name: str) -> bool:
+    def _unset(self, name: str) -> None:
         self.refused.pop(name, None)
-        return self.entries.pop(name, None) is not None
+        self.entries.pop(name, None)
 
-    def _correct(self, name: str, seen: Entry | None, now: Entry | None, why: tuple[Stamp, str] | None = None,
-                 path: Path | None = None) -> bool:  # fmt: skip
-        """Show what is there now; not if the task, or the file at `path`, was replaced or removed meanwhile."""
+    def _update(
+        self,
+        name: str,
+        seen: Entry | None,
+        entry: Entry | None,
+        refused: tuple[Stamp, str] | None = None,
+        path: Path | None = None,
+    ) -> bool:
+        """Replace the entry `seen` by what was found; False if the task, or the file at `path`, changed meanwhile."""
         with self._lock:
             if self.entries.get(name) is not seen:
                 return False
             try:
-                if now is not None and path is not None and _stamp(path.stat()) != now.stamp:
+                if entry is not None and path is not None and _stamp(path.stat()) != entry.stamp:
                     return False
             except OSError:
                 return False
-            self._forget(name) if now is None else self._show(now)
-            if why is not None:
-                self.refused[name] = why
+            if entry is None:
+                self._unset(name)
+            else:
+                self._set(entry)
+            if refused is not None:
+                self.refused[name] = refused
             return True
 
-    def _target(self, name: str) -> Path:
+    def _path(self, name: str) -> Path:
         if not NAME.fullmatch(name):
-            raise UsageError(f"{name!r} is no task name: {NAME.pattern}")
+            raise UsageError(f"{name!r} is not a task name: it must match {NAME.pattern}")
         return self.path / (name + SUFFIX)
 
-    def _inside(self, name: str) -> Path:
-        """Where a task's file really is: a link may lead to another place in the folder, not out of it."""
+    def _resolve(self, name: str) -> Path:
+        """The real path of a task's file. A link may lead to another file of the folder, not out of it."""
         try:
-            path = self._target(name).resolve(strict=True)
+            path = self._path(name).resolve(strict=True)
         except (OSError, RuntimeError) as error:
             raise DeltaError(f"{name}: its file is gone") from error
         if not path.is_relative_to(self.path):
@@ -225,6 +259,12 @@ class Repository:
         return path
 
 
+def _rename_hint(name: str) -> str:
+    """Why this is not the name of a task, and what it could be called."""
+    allowed = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._")[:64] or "task"
+    return f"a task name has small letters, digits, dots and dashes: rename it to {allowed}{SUFFIX}"
+
+
 def _stamp(status: os.stat_result) -> Stamp:
-    # The time of the last change of any kind, too: an archive restores the others.
+    # The time of the last status change, too: extracting an archive restores the other times.
     return status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns

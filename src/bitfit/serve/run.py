@@ -1,4 +1,4 @@
-"""From a folder to a listening process, and to its end."""
+"""The process of `bitfit serve`: start, listen, stop."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ GRACE = 24  # seconds that requests in flight have after a stop signal
 
 
 class _Server(uvicorn.Server):
-    """A server that turns away before it closes: what was sent in the moment of the signal still gets an answer."""
+    """A server that refuses requests for a moment before it closes, so that what is on its way gets an answer."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self.service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First refuse new requests, a moment later close."""
+        """Refuse new requests at once; close after `--drain` seconds, or at the second signal."""
         if self.service.stopping:
             super().handle_exit(sig, frame)
             return
@@ -47,7 +47,7 @@ class _Server(uvicorn.Server):
         timer.start()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say where it listens, once it does."""
+        """Start listening and log the URL."""
         await super().startup(sockets)
         host, port = (sockets or [])[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
@@ -55,17 +55,17 @@ class _Server(uvicorn.Server):
 
 
 def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens) -> None:
-    """Serve a folder of deltas until a signal comes; everything in flight is answered before the end."""
+    """Serve a folder of deltas until a stop signal. Requests in flight are answered before the end."""
     tokens.check(settings)
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; make it, or name a folder of deltas")
     with _listen(settings) as listening:
         write_to_stderr(settings.log)
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the model threads have the cores
-        sys.setswitchinterval(0.0005)  # a thread that reads a file must not wait 5 ms for each of its small steps
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the model threads use the cores
+        sys.setswitchinterval(0.0005)  # a thread that reads a file must not wait 5 ms at each step
         import torch
 
-        torch.set_num_threads(1)  # each model thread is one: threads of one product wait for each other, batches do not
+        torch.set_num_threads(1)  # one per model thread: threads of one product wait for each other, passes do not
         loaded = _base(folder, base)
         service = Service(loaded, Repository(folder, loaded.fingerprint, settings.max_delta << 20), settings)
         config: Any = uvicorn.Config(
@@ -73,18 +73,18 @@ def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens) ->
             proxy_headers=False, timeout_keep_alive=30, timeout_graceful_shutdown=GRACE, lifespan="on",
         )  # fmt: skip
         gc.collect()
-        gc.freeze()  # what is here stays: a collection that looks through all of torch stops every thread for 0.3 s
+        gc.freeze()  # a collection that traverses all of torch stops every thread for 0.3 s
         service.queue.fork(listening)
         try:
-            with suppress(KeyboardInterrupt):  # the signal that ended it, raised again by uvicorn
+            with suppress(KeyboardInterrupt):  # uvicorn raises the stop signal again
                 _Server(config, service).run(sockets=[listening])
         finally:
-            service.queue.end()
+            service.queue.kill_workers()
         log("warning", "stopped")
 
 
 def _base(folder: Path, spec: str | None) -> Base:
-    """The base named, or the one that the first delta of the folder names."""
+    """The base of `--base`, else the one that the first usable delta of the folder names."""
     if spec is None and folder.is_dir():
         for path in sorted(folder.glob("*" + SUFFIX)):
             with suppress(DeltaError):

@@ -1,65 +1,60 @@
-"""The service behind the routes: from a request to its answers, and the life of folder, memory and model threads."""
+"""The service behind the routes: it answers requests, changes tasks, and watches its folder and model threads."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 
 from ..errors import BitfitError, DeltaError, UsageError, WriteError
 from ..model.base import Base
-from ..prediction.host import Host, Reading, Resident
+from ..prediction.host import Host, Resident
 from ..tasks import Text
-from .cache import Cache, Version
+from .cache import Cache, Version, check_name
 from .logs import log
 from .metrics import Metrics
-from .queue import STUCK, Answer, Queue, answered
+from .queue import STUCK, Answer, Query, Queue, answer_of
 from .repository import Entry, Repository
 from .schemas import PredictRequest, RequestError
 from .settings import Settings
 
-INLINE = 4000  # characters that are tokenized at once; more are handed to another thread
-LAST = 4.0  # seconds that a model thread has for its last pass
-LONGEST = 30.0  # seconds between looks at a folder that takes long
-UPLOADS = 2  # deltas received at the same time
-TRIAL = "a text"
-
-Asked = tuple[str, str, Text]
-"""A task, the field that names it, and a text."""
-Ready = tuple[str, Resident, Reading]
-"""A task, the version that will answer, and the text as it reads it."""
+MAX_INLINE = 4000  # characters that the event loop tokenizes itself; a thread tokenizes more
+LAST_PASS = 4.0  # seconds that a model thread has for its last pass
+MAX_PAUSE = 30.0  # seconds between scans of a folder whose scan takes long
+MAX_UPLOADS = 2  # deltas received at the same time
+PROBE_TEXT = "a text"
 
 
 class Service:
-    """One base, the tasks of one folder, and everybody who asks."""
+    """One base and the tasks of one folder."""
 
     def __init__(self, base: Base, repository: Repository, settings: Settings) -> None:
-        self.settings, self.repository = settings, repository
+        self.settings = settings
+        self.repository = repository
         self.metrics = Metrics()
         self.host = Host(base)
-        self.queue = Queue(self.host, settings, self.metrics, log)
-        self.executor = ThreadPoolExecutor(3, "bitfit-files")  # a look at the folder may hold one of them for long
+        self.queue = Queue(self.host, settings, self.metrics)
+        self.executor = ThreadPoolExecutor(3, "bitfit-files")  # a scan of the folder may occupy one of them for long
         self.cache = Cache(self.host, repository, settings.memory << 20, self.metrics, self.executor)
         self.stopping = False
-        self.asked = 0  # requests being answered
+        self.in_flight = 0  # predict requests being answered
         self.receiving = 0  # bytes of requests that are arriving
-        self._uploads = asyncio.Semaphore(UPLOADS)
+        self._uploads = asyncio.Semaphore(MAX_UPLOADS)
         self._plain = self.host.plain()
-        self._ready: asyncio.Task[str | None] | None = None
-        self._ready_since = 0.0
-        gauge = self.metrics.gauge
-        gauge("bitfit_queue_texts", "texts that wait", lambda: self.queue.waiting)
-        gauge("bitfit_requests_in_flight", "requests being answered", lambda: self.asked)
-        gauge("bitfit_tasks", "tasks in the folder", lambda: len(repository.entries))
-        gauge("bitfit_resident_tasks", "tasks in memory", lambda: len(self.cache))
-        gauge("bitfit_resident_bytes", "bytes of the tasks in memory", lambda: self.cache.bytes)
+        self._readiness: asyncio.Task[str | None] | None = None
+        self._probed_at = 0.0
+        add_gauge = self.metrics.add_gauge
+        add_gauge("bitfit_queue_texts", "texts that wait", lambda: self.queue.waiting)
+        add_gauge("bitfit_requests_in_flight", "requests being answered", lambda: self.in_flight)
+        add_gauge("bitfit_tasks", "tasks in the folder", lambda: len(repository.entries))
+        add_gauge("bitfit_resident_tasks", "tasks in memory", lambda: len(self.cache))
+        add_gauge("bitfit_resident_bytes", "bytes of the tasks in memory", lambda: self.cache.bytes)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Start the model threads and watch the folder; at the end everything that was asked is answered first."""
+        """Start the model threads and watch the folder. At the end every accepted request is answered first."""
         await self._scan()
         self.queue.start()
         watching = asyncio.create_task(self._watch())
@@ -68,91 +63,87 @@ class Service:
         finally:
             self.stopping = True
             watching.cancel()
-            if not await asyncio.to_thread(self.queue.stop, LAST):
+            if not await asyncio.to_thread(self.queue.stop, LAST_PASS):
                 log("error", "a model thread did not end")
             self.executor.shutdown(wait=False, cancel_futures=True)
 
-    # ---- asking ----
+    # ---- predicting ----
 
-    async def predict(self, ask: PredictRequest) -> list[Answer]:
-        """An answer for each text, naming the version of the task that gave it."""
+    async def predict(self, request: PredictRequest) -> list[Answer]:
+        """An answer for each text; it names the version of the task that gave it."""
         if self.stopping:
             raise RequestError(503, "the service is shutting down", retry_after=1)
-        self._check_count(len(ask))
-        asked = list(ask.texts())
-        self._check_size(asked)
-        limit = self.settings.deadline if ask.deadline_ms is None else ask.deadline_ms / 1000
-        self.asked += 1
+        queries = self._queries(request)
+        deadline = self.settings.deadline
+        if request.deadline_ms is not None:
+            deadline = min(deadline, request.deadline_ms / 1000)
+        self.in_flight += 1
         try:
-            async with asyncio.timeout(min(limit, self.settings.deadline)):
-                return await self._answers(asked)
+            async with asyncio.timeout(deadline):
+                await self._answer(queries)
         except TimeoutError as error:
             raise RequestError(504, "the deadline has passed") from error
         finally:
-            self.asked -= 1
+            self.in_flight -= 1
+        return [query.answer for query in queries]
 
-    async def _answers(self, asked: list[Asked]) -> list[Answer]:
-        for name, field, _ in {task: (task, field, text) for task, field, text in reversed(asked)}.values():
-            self.cache.entry(name, field)
-        with self.queue.places(Counter(task for task, _, _ in asked)) as promised:
-            versions: dict[str, Version] = {}
-            for task, field, _ in asked:
-                if task not in versions:
-                    versions[task] = await self.cache.version(task, field)
-            places, texts = await self._encoded(asked, versions)
-            found = await self.queue.ask(texts, promised)
-        answers: list[Answer] = [{}] * len(asked)
-        for place, answer in zip(places, found, strict=True):
-            version = versions[asked[place][0]]
-            answers[place] = {"task": version.name, "version": version.id, **answer}
-        return answers
+    def _queries(self, request: PredictRequest) -> list[Query]:
+        """The texts of a request, within the limits of the service."""
+        limit = min(self.settings.max_items, self.settings.queue)
+        if len(request) > limit:
+            raise RequestError(413, f"{len(request):,} texts in one request; the limit is {limit:,}")
+        queries = [Query(task, where, text) for task, where, text in request.texts()]
+        if not queries:
+            raise RequestError(422, "inputs is empty: send at least one text", "inputs")
+        for query in queries:
+            if _length(query.text) > self.settings.max_text:
+                raise RequestError(413, f"a text has more than {self.settings.max_text:,} characters", query.where)
+        return queries
 
-    async def _encoded(self, asked: list[Asked], versions: dict[str, Version]) -> tuple[list[int], list[Ready]]:
-        if sum(len(text) if isinstance(text, str) else sum(map(len, text)) for *_, text in asked) <= INLINE:
-            return self._encode(asked, versions)
-        return await asyncio.get_running_loop().run_in_executor(self.executor, self._encode, asked, versions)
+    async def _answer(self, queries: list[Query]) -> None:
+        by_task: dict[str, list[Query]] = {}
+        for query in queries:
+            by_task.setdefault(query.task, []).append(query)
+        for task, own in by_task.items():  # an unknown task costs nothing else
+            self.cache.entry(task, own[0].where)
+        with self.queue.reserve({task: len(own) for task, own in by_task.items()}) as slots:
+            for task, own in by_task.items():
+                version = await self.cache.version(task, own[0].where)
+                for query in own:
+                    query.version = version
+            if sum(_characters(query.text) for query in queries) <= MAX_INLINE:
+                self._tokenize(by_task.values())
+            else:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self.executor, self._tokenize, by_task.values())
+            await self.queue.compute(queries, slots)
 
-    def _encode(self, asked: list[Asked], versions: dict[str, Version]) -> tuple[list[int], list[Ready]]:
-        """The places of the texts and how their tasks read them, task by task."""
-        by_task: dict[str, list[int]] = {}
-        for place, (task, field, text) in enumerate(asked):
-            resident = versions[task].resident
-            if why := resident.task.complaint(text, resident.paired):
-                raise RequestError(422, f"{task}: {why}", field)
-            by_task.setdefault(task, []).append(place)
-        ready: list[Ready] = []
-        for task, own in by_task.items():
-            resident = versions[task].resident
-            ready += [(task, resident, reading) for reading in self._read(resident, [asked[place] for place in own])]
-        return [place for own in by_task.values() for place in own], ready
+    def _tokenize(self, groups: Iterable[list[Query]]) -> None:
+        """Read the texts of each task together."""
+        for queries in groups:
+            resident = queries[0].version.resident
+            self._read(resident, queries)
 
-    def _read(self, resident: Resident, asked: list[Asked]) -> list[Reading]:
+    def _read(self, resident: Resident, queries: list[Query]) -> None:
         try:
-            return self.host.read(resident, [text for *_, text in asked])
+            readings = self.host.read(resident, [query.text for query in queries])
         except BitfitError as error:
-            if len(asked) > 1:  # one by one, to know which it was
-                return [reading for each in asked for reading in self._read(resident, [each])]
-            raise RequestError(422, str(error), asked[0][1]) from error
+            if len(queries) == 1:
+                raise RequestError(422, f"{queries[0].task}: {error}", queries[0].where) from error
+            for query in queries:  # one by one, to find the one that is wrong
+                self._read(resident, [query])
+            return
+        for query, reading in zip(queries, readings, strict=True):
+            query.reading = reading
 
-    def _check_count(self, count: int) -> None:
-        most = min(self.settings.max_items, self.settings.queue)
-        if count > most:
-            raise RequestError(413, f"{count:,} texts in one request; the most is {most:,}")
-
-    def _check_size(self, asked: list[Asked]) -> None:
-        if not asked:
-            raise RequestError(422, "nothing was asked: give at least one text", "inputs")
-        for _, field, text in asked:
-            if _length(text) > self.settings.max_text:
-                raise RequestError(413, f"a text has more than {self.settings.max_text:,} characters", field)
-
-    # ---- changing ----
+    # ---- changing tasks ----
 
     async def put(self, name: str, data: bytes) -> tuple[Entry, bool]:
-        """Make a delta the task's version, once everything of it is verified; whether the task is new."""
+        """Make a verified delta the current version of a task; return its entry and whether the task is new."""
+        check_name(name, "name")
         loop = asyncio.get_running_loop()
         try:
-            entry, version = await loop.run_in_executor(self.executor, self._verified, name, data)
+            entry, version = await loop.run_in_executor(self.executor, self._verify, name, data)
         except BitfitError as error:
             raise RequestError(422, str(error), "body") from error
         try:
@@ -165,8 +156,8 @@ class Service:
         log("info", "task put", task=name, version=entry.version)
         return entry, before is None
 
-    def uploading(self) -> asyncio.Semaphore:
-        """A place for one upload; refused when all are taken."""
+    def upload_slot(self) -> asyncio.Semaphore:
+        """A slot for one upload, to be used with `async with`; RequestError 429 if all are taken."""
         if self.stopping:
             raise RequestError(503, "the service is shutting down", retry_after=1)
         if self._uploads.locked():
@@ -174,41 +165,45 @@ class Service:
         return self._uploads
 
     async def delete(self, name: str) -> Entry:
-        """Remove a task; requests that began before are still answered."""
+        """Remove a task and return what it was. Requests that arrived before are still answered."""
         self.cache.entry(name, "name")
         try:
-            gone = await asyncio.get_running_loop().run_in_executor(self.executor, self.repository.delete, name)
+            entry = await asyncio.get_running_loop().run_in_executor(self.executor, self.repository.delete, name)
         except DeltaError as error:
             raise RequestError(409, str(error)) from error
         self.cache.drop(name)
-        if gone is None:
+        if entry is None:
             raise RequestError(404, f"{name}: no such task", "name")
-        log("info", "task removed", task=name, version=gone.version)
-        return gone
+        log("info", "task removed", task=name, version=entry.version)
+        return entry
 
-    def _verified(self, name: str, data: bytes) -> tuple[Entry, Version]:
+    def _verify(self, name: str, data: bytes) -> tuple[Entry, Version]:
+        """The entry and the version in an uploaded file, after it has answered a text."""
         entry, delta = self.repository.verify(name, data)
         resident = self.host.admit(delta)
         if resident.bytes > self.cache.budget:
-            raise DeltaError(f"{name}: it needs more memory than the service may use for all tasks")
-        reading = self.host.read(resident, [(TRIAL, TRIAL) if resident.paired else TRIAL])[0]
-        answer = answered(resident, reading, self.host.outputs([(resident, reading.rows)])[0])
+            raise DeltaError(f"{name}: it needs more memory than --memory allows for all tasks")
+        reading = self.host.read(resident, [(PROBE_TEXT, PROBE_TEXT) if resident.paired else PROBE_TEXT])[0]
+        outputs = self.host.outputs([(resident, reading.rows)])[0]
+        answer = answer_of(resident, reading, outputs)
         if "error" in answer:
             raise DeltaError(f"{name}: {answer['error']}")
         return entry, Version(name, entry.version, resident)
 
-    # ---- living ----
+    # ---- watching ----
 
     async def trouble(self) -> str | None:
-        """Why the service should get no requests: None after a real pass through the base, not older than a second."""
+        """Why no requests should be sent here; None after a real pass through the base within the last second."""
         if self.stopping:
             return "shutting down"
-        if self._ready is None or (self._ready.done() and time.monotonic() - self._ready_since > 1):
-            self._ready, self._ready_since = asyncio.create_task(self._probe()), time.monotonic()
-        return await asyncio.shield(self._ready)
+        now = time.monotonic()
+        if self._readiness is None or (self._readiness.done() and now - self._probed_at > 1):
+            self._readiness = asyncio.create_task(self._probe())
+            self._probed_at = now
+        return await asyncio.shield(self._readiness)
 
     async def _probe(self) -> str | None:
-        rows = self.host.read(self._plain, [TRIAL])[0].rows
+        rows = self.host.read(self._plain, [PROBE_TEXT])[0].rows
         with suppress(TimeoutError):
             async with asyncio.timeout(STUCK):
                 await self.queue.probe(self._plain, rows)
@@ -217,27 +212,38 @@ class Service:
 
     async def _watch(self) -> None:
         while True:
-            began = time.monotonic()
             await asyncio.sleep(self.settings.watch)
+            started = time.monotonic()
             try:
                 await self._scan()
-            except Exception as error:  # a network folder may be away for a while
-                log("warning", "the folder cannot be looked at", error=str(error))
-            # A look at a very large folder takes its time; nine tenths of it are for the requests.
-            await asyncio.sleep(min(LONGEST, 9 * max(0.0, time.monotonic() - began - self.settings.watch)))
+            except Exception as error:  # a network folder may be unreachable for a while
+                log("warning", "the folder cannot be scanned", error=str(error))
+            # The scan of a very large folder takes long: at least nine tenths of the time are left to the requests.
+            await asyncio.sleep(min(MAX_PAUSE, 9 * (time.monotonic() - started)))
 
     async def _scan(self) -> None:
-        change = await asyncio.get_running_loop().run_in_executor(self.executor, self.repository.scan)
-        self.cache.sweep()
-        for name, why in (change.refused or {}).items():
-            log("warning", "file refused", task=name, reason=why)
-        if change.added or change.changed or change.removed:
-            counts = {kind: len(getattr(change, kind)) for kind in ("added", "changed", "removed")}
-            log("info", "folder changed", **counts, tasks=len(self.repository.entries))
+        changes = await asyncio.get_running_loop().run_in_executor(self.executor, self.repository.scan)
+        self.cache.drop_outdated()
+        for file, reason in changes.unused.items():
+            log("warning", "file not served", file=file, reason=reason)
+        if changes.added or changes.changed or changes.removed:
+            log(
+                "info",
+                "folder changed",
+                added=len(changes.added),
+                changed=len(changes.changed),
+                removed=len(changes.removed),
+                tasks=len(self.repository.entries),
+            )
 
 
 def _length(text: Text) -> int:
     """Characters of a text, of the longer one of a pair, or of all words of a sentence."""
-    if isinstance(text, str):
-        return len(text)
-    return max(map(len, text)) if isinstance(text, tuple) else sum(map(len, text))
+    if isinstance(text, tuple):
+        return max(map(len, text))
+    return _characters(text)
+
+
+def _characters(text: Text) -> int:
+    """Characters of everything in it."""
+    return len(text) if isinstance(text, str) else sum(map(len, text))

@@ -1,7 +1,11 @@
 """Model processes: one for each model thread, so that two passes do not wait for one interpreter.
 
 A process is forked from the service and shares the memory of its base. It keeps nothing of a task: what a pass needs
-of its lanes travels with the pass, so that a task's values exist once, however many processes there are.
+of its lanes is sent with the pass, so that a task's values exist once, however many processes there are.
+
+Service and process exchange pickles. That is safe here and nowhere else: the pipe is anonymous, only the service and
+the process that it forked hold its ends, and each pickle is made by this module from values that were validated before.
+No byte of a request or of a delta file is ever unpickled.
 """
 
 from __future__ import annotations
@@ -28,89 +32,98 @@ from .logs import log
 
 
 class Closable(Protocol):
-    """Something that is open."""
+    """Something that can be closed."""
 
     def close(self) -> None: ...
 
 
 Batch = Sequence[tuple[Resident, Rows]]
 Outputs = Callable[[Batch], list[Array]]
-_served: list[Host] = []  # in a model process: the host it was forked with
+_host_of_process: list[Host] = []  # in a model process: the host it was forked with
 
 
 def can_fork(host: Host) -> bool:
-    """Whether model processes work here: a forked process has no use of an accelerator, and macOS forks badly."""
+    """Whether model processes work here: a forked process cannot use an accelerator, and fork is unsafe on macOS."""
     return sys.platform == "linux" and next(iter(host.base.parameters.values())).device.type == "cpu"
 
 
 class Worker:
-    """A process that computes for one thread. If it dies the thread computes itself: slower, but nothing is lost."""
+    """A process that computes for one thread. If it dies, the thread computes itself: slower, but nothing is lost.
 
-    def __init__(self, host: Host, others: Sequence[Closable] = ()) -> None:
+    `inherited` is what the new process must close: files and workers that exist already.
+    """
+
+    def __init__(self, host: Host, inherited: Sequence[Closable] = ()) -> None:
         context = get_context("fork")
         self._host = host
-        self._line, far = context.Pipe()
-        self._process = context.Process(target=_serve, args=(host, far, [self, *others]), daemon=True)
+        self._pipe, far_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(host, far_end, [self, *inherited]), daemon=True)
         self._process.start()
-        far.close()
+        far_end.close()
         self._alive = True
 
     def outputs(self, batch: Batch) -> list[Array]:
-        """As the host's. Whole matrices are not sent about: who wears some is answered here."""
-        apart = [place for place, (resident, _) in enumerate(batch) if not resident.dense] if self._alive else []
-        found = self._ask([batch[place] for place in apart]) if apart else None
-        if found is None:
+        """The same as the host's `outputs`. Residents with whole matrices are too large to send and computed here."""
+        sent = [index for index, (resident, _) in enumerate(batch) if not resident.dense]
+        computed = None
+        if sent and self._alive:
+            computed = self._compute([batch[index] for index in sent])
+        if computed is None:
             return self._host.outputs(batch)
-        out = dict(zip(apart, found, strict=True))
-        here = [place for place in range(len(batch)) if place not in out]
-        out |= zip(here, self._host.outputs([batch[place] for place in here]), strict=True)
-        return [out[place] for place in range(len(batch))]
+        outputs = dict(zip(sent, computed, strict=True))
+        kept = [index for index in range(len(batch)) if index not in outputs]
+        outputs |= zip(kept, self._host.outputs([batch[index] for index in kept]), strict=True)
+        return [outputs[index] for index in range(len(batch))]
 
     def close(self) -> None:
-        """Close the line to it; a process closes those to its elder siblings, lest they outlive the service."""
-        self._line.close()
+        """Close the pipe. A process closes inherited pipes of earlier workers, which would keep them alive."""
+        self._pipe.close()
 
-    def end(self) -> None:
-        """Whatever it does."""
+    def kill(self) -> None:
+        """Kill the process."""
         self._process.kill()
 
-    def _ask(self, batch: Batch) -> list[Array] | None:
+    def _compute(self, batch: Batch) -> list[Array] | None:
+        """The outputs that the process computes; None if it has died."""
         try:
-            self._line.send_bytes(_packed(batch))
-            found, error = pickle.loads(self._line.recv_bytes())
+            self._pipe.send_bytes(_pickled(batch))
+            outputs, error = pickle.loads(self._pipe.recv_bytes())
         except (EOFError, OSError):
             self._alive = False
             log("error", "a model process died; its thread computes itself", pid=self._process.pid)
             return None
         if error is not None:
             raise RuntimeError(error)
-        return found  # type: ignore[no-any-return]
+        return outputs  # type: ignore[no-any-return]
 
 
-def _serve(host: Host, line: Connection, others: Sequence[Closable]) -> None:
-    """Answer until the service is gone. It alone is told to stop: a signal may reach every process of a group."""
-    for other in others:
-        other.close()
+def _serve(host: Host, pipe: Connection, inherited: Sequence[Closable]) -> None:
+    """The model process: compute until the service closes the pipe.
+
+    Stop signals are ignored, because they may reach every process of a group and the service still needs its answers.
+    """
+    for resource in inherited:
+        resource.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _served.append(host)
+    _host_of_process.append(host)
     while True:
         try:
-            batch = pickle.loads(line.recv_bytes())
+            batch = pickle.loads(pipe.recv_bytes())
         except EOFError:
             return
-        answer: tuple[list[Array] | None, str | None]
+        reply: tuple[list[Array] | None, str | None]
         try:
-            answer = host.outputs(batch), None
+            reply = host.outputs(batch), None
         except Exception as error:
-            answer = None, f"{type(error).__name__}: {error}"
-        line.send_bytes(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
+            reply = None, f"{type(error).__name__}: {error}"
+        pipe.send_bytes(pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
 
 
-# ---- how a batch travels: a model by its kind, tensors as arrays; what residents share is written once
+# ---- how a batch is pickled: a model by its shape, tensors as arrays; what residents share is written once ----
 
 
-def _packed(batch: Batch) -> bytes:
+def _pickled(batch: Batch) -> bytes:
     data = io.BytesIO()
     pickler = pickle.Pickler(data, pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = _TABLE
@@ -118,17 +131,17 @@ def _packed(batch: Batch) -> bytes:
     return data.getvalue()
 
 
-def _named(model: Model) -> tuple[Any, ...]:
-    return _model, (model.outputs, model.pool)
+def _reduce_model(model: Model) -> tuple[Any, ...]:
+    return _model_of_process, (model.outputs, model.pool)
 
 
-def _plain(tensor: Tensor) -> tuple[Any, ...]:
+def _reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:
     return torch.from_numpy, (tensor.numpy(),)
 
 
 @lru_cache
-def _model(outputs: int, pool: str) -> Model:
-    return Model(_served[0].base, outputs, pool)
+def _model_of_process(outputs: int, pool: str) -> Model:
+    return Model(_host_of_process[0].base, outputs, pool)
 
 
-_TABLE: Any = {**copyreg.dispatch_table, Model: _named, Tensor: _plain}
+_TABLE: Any = {**copyreg.dispatch_table, Model: _reduce_model, Tensor: _reduce_tensor}
