@@ -15,27 +15,27 @@ from .errors import UsageError, WriteError
 WRONG_PATH = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EINVAL)
 
 
-def replace(path: Path, data: bytes, mark: str = "") -> os.stat_result:
-    """Put `data` at `path` in one step.
+def replace(path: Path, data: bytes, mark: str = "", follow: bool = True) -> os.stat_result:
+    """Put `data` at `path` in one step; `follow` says whether a symbolic link is followed or replaced itself.
 
     Returns the status of the file that was written: when this returns, another process may have replaced it.
     """
-    with writing(path, mark) as file:
+    with writing(path, mark, follow) as file:
         file.write(data)
         file.flush()
         return os.fstat(file.fileno())
 
 
 @contextmanager
-def writing(path: Path, mark: str = "") -> Iterator[BinaryIO]:
+def writing(path: Path, mark: str = "", follow: bool = True) -> Iterator[BinaryIO]:
     """A file to write to that takes its place at `path` when the block ends; after an error nothing has changed.
 
     The temporary file's name has `mark` in it, or the process id. A symbolic link stays one: what it points to is
-    replaced. What is not a regular file (a device, a pipe) is written to directly.
+    replaced, unless `follow` is False. What is not a regular file (a device, a pipe) is written to directly.
     """
     check_target(path)
-    target = path.resolve() if path.is_symlink() else path
-    direct = target.exists() and not target.is_file()
+    target = path.resolve() if follow and path.is_symlink() else path
+    direct = follow and target.exists() and not target.is_file()
     temporary = target.with_name(f".{target.name}.{mark or os.getpid()}.tmp")
     try:
         with (target if direct else temporary).open("wb") as file:

@@ -145,7 +145,8 @@ class Repository:
         path = self._path(entry.name)
         with self._lock:
             before = self.entries.get(entry.name)
-            stamp = _stamp(replace(path, data, secrets.token_hex(8)))
+            # A link is replaced itself: an upload must not write outside the folder.
+            stamp = _stamp(replace(path, data, secrets.token_hex(8), follow=False))
             self._set(Entry(entry.name, entry.version, stamp, entry.info))
         return before
 

@@ -151,7 +151,9 @@ class Service:
         except UsageError as error:
             raise RequestError(409, f"{name}: the folder cannot be written to") from error
         except WriteError as error:
-            raise RequestError(507, str(error)) from error
+            if isinstance(error.__cause__, PermissionError):
+                raise RequestError(409, f"{name}: the folder cannot be written to") from error
+            raise RequestError(507, f"{name}: cannot be written; the disk may be full") from error
         self.cache.keep(version)
         log("info", "task put", task=name, version=entry.version)
         return entry, before is None
