@@ -121,8 +121,7 @@ class Service:
     def _tokenize(self, groups: Iterable[list[Query]]) -> None:
         """Read the texts of each task together."""
         for queries in groups:
-            resident = queries[0].version.resident
-            self._read(resident, queries)
+            self._read(queries[0].version.resident, queries)
 
     def _read(self, resident: Resident, queries: list[Query]) -> None:
         try:
