@@ -1,9 +1,29 @@
 """Fine-tune a frozen transformer by changing almost nothing of it."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:  # for editors and type checkers, which do not see what `__getattr__` loads
+    from .bank.bank import Bank as Bank
+    from .delta.delta import Delta as Delta
+    from .model.audit import count as count
+    from .model.audit import select as select
+    from .model.base import Base as Base
+    from .model.base import load_base as load_base
+    from .model.selection import Selection as Selection
+    from .model.task_model import Model as Model
+    from .prediction.export import export as export
+    from .prediction.predictor import MixedPredictor as MixedPredictor
+    from .prediction.predictor import Predictor as Predictor
+    from .prediction.predictor import predict as predict
+    from .serve.client import Client as Client
+    from .tasks import Task as Task
+    from .training.plan import Plan as Plan
+    from .training.run import Run as Run
+    from .training.run import sweep as sweep
+    from .training.run import train as train
+
+__version__ = "0.2.0"
 
 # Name -> module. Loaded on first use, because torch takes seconds and `bitfit --help` must not. No module may have
 # a name of this list: importing it would put the module in the function's place.
@@ -30,11 +50,17 @@ _HOMES = {
 __all__ = ["__version__", *sorted(_HOMES)]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "tasks":
-        return import_module(".tasks", __name__)
-    if name not in _HOMES:
-        raise AttributeError(f"module 'bitfit' has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker would take any name for one that this function loads
+
+    def __getattr__(name: str) -> Any:
+        if name == "tasks":
+            return import_module(".tasks", __name__)
+        if name not in _HOMES:
+            raise AttributeError(f"module 'bitfit' has no attribute {name!r}")
+        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

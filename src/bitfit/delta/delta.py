@@ -5,6 +5,7 @@ Importing, loading and inspecting a delta needs no torch; only `apply` does.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -31,6 +32,25 @@ class Delta:
 
     tensors: Mapping[str, Array]  # parameter -> values; sparse: parameter.index and parameter.value; head.*
     meta: Meta
+
+    def __repr__(self) -> str:
+        meta = self.meta
+        return f"<Delta: {meta.task} on {meta.base}, {meta.select}, {meta.trained:,} of {meta.total:,} parameters>"
+
+    def _repr_html_(self) -> str:
+        """A table of facts for notebooks."""
+        meta = self.meta
+        facts = {
+            "task": f"{meta.task}: {', '.join(meta.labels)}" if meta.labels else meta.task,
+            "base": meta.base,
+            "select": meta.select,
+            "trained": f"{meta.trained:,} of {meta.total:,} parameters",
+        }
+        for split, scores in meta.metrics.items():
+            if meta.metric in scores:
+                facts[f"{split} {meta.metric}"] = f"{100 * scores[meta.metric].value:.1f}"
+        rows = [f"<tr><th>{html.escape(name)}</th><td>{html.escape(fact)}</td></tr>" for name, fact in facts.items()]
+        return f"<table>{''.join(rows)}</table>"
 
     def save(self, path: str | Path) -> int:
         """Write the file all or nothing; its size in bytes."""

@@ -9,7 +9,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..data.readers import BUILT_IN
 from ..delta.meta import Trial as Trial
@@ -131,6 +131,45 @@ class Plan:
         if value is not None and not (several(value) and all(good(item) for item in several(value))):
             shown = ",".join(f"{item:g}" for item in several(value))
             raise UsageError(f"--{name.replace('_', '-')} {shown}: must be {what}")
+
+
+class SharedOptions(TypedDict, total=False):
+    """The fields of Plan as keyword arguments, but for `train_size`. A test keeps the two in step."""
+
+    select: str
+    inject: str
+    head: str
+    init: str
+    pool: str
+    lr: Sequence[float] | float | None
+    batch: Sequence[int] | int
+    seed: Sequence[int] | int
+    epochs: int
+    evals_per_epoch: int | None
+    schedule: str
+    weight_decay: float
+    clip: float
+    max_length: int | None
+    stride: int | None
+    data_seed: int
+    protocol: str
+    data: str | None
+    metric: str | None
+    prefix_dropout: bool
+    dropout: str
+    task: str | None
+    text: str | None
+    text_pair: str | None
+    label: str | None
+    lanes: int | None
+    threads: int | None
+    device: str
+
+
+class PlanOptions(SharedOptions, total=False):
+    """The keyword arguments of `bitfit.train`."""
+
+    train_size: int | None
 
 
 def default_rates(selection: Selection, width: int) -> tuple[float, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from ..tasks.encode import Encoder
 from ..tasks.metrics import Score
 from .checkpoint import Store
 from .loop import Job, Part, Runner, Watch, fit
-from .plan import Plan, Trial
+from .plan import Plan, PlanOptions, SharedOptions, Trial
 from .resolved import Resolved, passes, resolve_plan
 from .stop import Stop
 
@@ -73,6 +74,26 @@ class Run:
     dataset: Dataset
     notes: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        count = f"{len(self.trials)} trial" + ("s" if len(self.trials) != 1 else "")
+        return f"<Run: {count}, best dev {self.best.trial.metric} {_percent(self.best.dev)}, {self.best.delta!r}>"
+
+    def _repr_html_(self) -> str:
+        """A table of the trials for notebooks, the best one in bold."""
+        columns = ("rate", "batch", "seed", f"dev {self.best.trial.metric}", "status")
+        head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+        rows = [f"<tr>{head}</tr>"]
+        for outcome in self.trials:
+            trial = outcome.trial
+            values = (f"{trial.lr:g}", str(trial.batch), str(trial.seed), _percent(outcome.dev), outcome.status)
+            style = ' style="font-weight:bold"' if trial == self.best.trial else ""
+            rows.append(f"<tr{style}>" + "".join(f"<td>{html.escape(value)}</td>" for value in values) + "</tr>")
+        return f"<table>{''.join(rows)}</table><p>{html.escape(repr(self.best.delta))}</p>"
+
+
+def _percent(score: float | None) -> str:
+    return "-" if score is None else f"{100 * score:.1f}"
+
 
 Note = Callable[[str], None]
 
@@ -86,7 +107,7 @@ def train(
     watch: Watch | None = None,
     say: Note | None = None,
     checkpoint_seconds: float | None = None,
-    **plan: Any,
+    **plan: Unpack[PlanOptions],
 ) -> Run:
     """Train a grid of trials on a labelled file and keep the best by dev score.
 
@@ -139,13 +160,30 @@ def sweep(
     *,
     train_size: Sequence[int],
     out: str | Path | None = None,
-    **options: Any,
+    resume: bool = False,
+    watch: Watch | None = None,
+    say: Note | None = None,
+    checkpoint_seconds: float | None = None,
+    **plan: Unpack[SharedOptions],
 ) -> dict[int, Run]:
     """A run per train size, the smallest first; the rows of each lie within those of the next."""
     loaded = base if isinstance(base, Base) else load_base(base)
     sizes = sorted(set(train_size))
     targets = {size: None if out is None else sized(out, size) for size in sizes}
-    return {size: train(source, loaded, train_size=size, out=targets[size], **options) for size in sizes}
+    runs = {}
+    for size in sizes:
+        runs[size] = train(
+            source,
+            loaded,
+            out=targets[size],
+            resume=resume,
+            watch=watch,
+            say=say,
+            checkpoint_seconds=checkpoint_seconds,
+            train_size=size,
+            **plan,
+        )
+    return runs
 
 
 def sized(out: str | Path, size: int) -> Path:

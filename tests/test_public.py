@@ -1,0 +1,60 @@
+"""The public surface: names, types, and what a notebook shows."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import get_type_hints
+
+import bitfit
+from bitfit.training.plan import Plan, PlanOptions
+from support import delta_of
+
+
+def test_dir_lists_every_public_name():
+    assert set(bitfit.__all__) <= set(dir(bitfit))
+    assert all(hasattr(bitfit, name) for name in bitfit.__all__)
+
+
+def test_type_checkers_see_every_public_name():
+    tree = ast.parse(Path(bitfit.__file__).read_text())
+    seen = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            seen |= {alias.asname: node.module for alias in node.names}
+    assert seen == bitfit._HOMES
+
+
+def test_importing_bitfit_imports_nothing_heavy():
+    script = "import sys, bitfit; dir(bitfit); assert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_options_of_train_are_the_fields_of_plan():
+    options, plan = get_type_hints(PlanOptions), get_type_hints(Plan)
+    assert options.pop("train_size") == int | None
+    del plan["train_size"]  # a list of sizes is for `sweep`
+    assert options == plan
+
+
+def test_public_functions_say_what_they_take():
+    for name in ("train", "sweep", "predict", "load_base", "export", "select", "count"):
+        hints = inspect.signature(getattr(bitfit, name)).parameters.values()
+        assert all(hint.annotation not in ("Any", inspect.Parameter.empty) for hint in hints), name
+
+
+def test_a_delta_is_short_to_read_and_escaped_in_a_notebook(base):
+    delta = delta_of(base)
+    assert len(repr(delta)) < 150 and "classification" in repr(delta)
+    hostile = bitfit.Delta(delta.tensors, replace(delta.meta, labels=("<script>", "b")))
+    assert "&lt;script&gt;" in hostile._repr_html_() and "<script>" not in hostile._repr_html_()
+
+
+def test_a_run_is_short_to_read_and_a_table_in_a_notebook(base, csv_file):
+    run = bitfit.train(csv_file, base, lr=[1e-3, 1e-2], epochs=1)
+    assert len(repr(run)) < 300 and "2 trials" in repr(run)
+    assert run._repr_html_().count("<tr") == 3 and run._repr_html_().count("font-weight:bold") == 1
