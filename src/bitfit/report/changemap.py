@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import math
 import textwrap
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.style import Style
 from rich.text import Text
+
+from . import drawing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,20 +46,13 @@ def terminal(change: Change, width: int = 80) -> Text:
 
 def svg(change: Change, title: str) -> str:
     """The map as SVG text to be put in a page or a file: the same bytes for the same change."""
-    import matplotlib
+    with drawing.style():
+        return drawing.svg(figure(change, title))
 
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        # A user's own style must not leak into a report.
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update({"svg.hashsalt": "bitfit", "svg.fonttype": "none"})
-        # Text stays text, so a letter that matplotlib's font lacks is drawn by the reader's.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        page = io.StringIO()
-        nameless = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        _figure(change, title).savefig(page, format="svg", metadata=nameless)
-    text = page.getvalue()
-    # The XML declaration and the DOCTYPE may not stand inside an HTML page, and a file does without them.
-    return text[text.index("<svg") :]
+
+def largest(change: Change) -> float:
+    """The largest change of a map; 0 for an empty one."""
+    return max((value for value, _ in _Grid.of(change).places()), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -78,9 +71,9 @@ class _Grid:
             known = [value if value is not None and 0 <= value < math.inf else None for value in values]
             # A model of one layer has one value for every term: then only the name tells.
             if len(known) == 1 and (layers > 1 or name.endswith(_OUTSIDE)):
-                outside[_printable(name)] = known[0]
+                outside[drawing.printable(name)] = known[0]
             else:
-                layered[_printable(name)] = known + [None] * (layers - len(known))
+                layered[drawing.printable(name)] = known + [None] * (layers - len(known))
         return cls(layered, outside, layers if layered else 0)
 
     def places(self) -> Iterator[tuple[float, str]]:
@@ -100,10 +93,6 @@ class _Grid:
     def share(self, value: float) -> float:
         """How much of the largest change this is."""
         return value / self.top if self.top > 0 else 0.0
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 # --- terminal ---------------------------------------------------------------------------------------------------
@@ -191,32 +180,34 @@ def _colour(share: float) -> str:
 # --- figure -----------------------------------------------------------------------------------------------------
 
 
-def _figure(change: Change, title: str) -> Figure:
-    """The drawing, whatever it is saved as."""
+def figure(change: Change, title: str, top: float | None = None) -> Figure:
+    """The map drawn by matplotlib; `top` is the change of the darkest shade, for maps on one scale."""
     from matplotlib.figure import Figure
 
     grid = _Grid.of(change)
     rows = len(grid.layered) + len(grid.outside) + (0.8 if grid.outside else 0)
     width = 2.4 + 0.36 * max(grid.layers, 8)
-    heading = textwrap.fill(_printable(title), width=int(width * 10))
+    heading = textwrap.fill(drawing.printable(title), width=int(width * 10))
     height = 1.0 + 0.3 * max(rows, 4) + 0.2 * heading.count("\n")
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(heading, fontsize=11, parse_math=False)
+    drawn = Figure(figsize=(width, height), layout="constrained")
+    if heading:
+        drawn.suptitle(heading, fontsize=11, parse_math=False)
     if grid.empty:
-        figure.text(0.5, 0.45, _EMPTY, ha="center", va="center", fontsize=9)
+        drawn.text(0.5, 0.45, _EMPTY, ha="center", va="center", fontsize=9)
     else:
-        _draw(figure, grid)
-    return figure
+        _draw(drawn, grid, top or grid.top or 1.0)
+    return drawn
 
 
-def _draw(figure: Figure, grid: _Grid) -> None:
+def _draw(figure: Figure, grid: _Grid, top: float) -> None:
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
     # Fewer than 50 colours keep the colour bar a drawing; above, matplotlib embeds a bitmap.
-    scale = ScalarMappable(Normalize(0, grid.top or 1.0), colormaps["Blues"].resampled(48))
+    scale = ScalarMappable(Normalize(0, top), colormaps["Blues"].resampled(48))
     axes = figure.add_subplot()
+    axes.grid(visible=False)
     for row, (_, values) in enumerate(grid.layered.items()):
         for layer, value in enumerate(values):
             _square(axes, layer, row, value, scale)

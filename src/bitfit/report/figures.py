@@ -1,283 +1,548 @@
-"""The figures of a study: each kind is one function from findings to a few small charts."""
+"""The figures of a study: each kind is one value, a function from findings to panels, and a new one is one more value.
+
+A panel is small, so that a phone shows it at its size. The panels of a figure share their scale.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from ..errors import StudyError, suggest
 from ..study.grid import Point
-from ..study.spec import Figure, Number, Study
+from ..study.spec import Figure, Study
 from ..study.store import Result
-from . import charts
-from .charts import Bar, Curve
-from .findings import Findings, gap, moved
-from .html import Html, join, tag
-from .statistics import median, standard_deviation, summary
+from . import changemap, drawing
+from .claim_tests import mean_change
+from .drawing import MARKERS, SOFT, Panel, colour
+from .findings import Cell, Findings
+from .quantities import gap, moved
+from .statistics import place, summary
 
-Cells = Sequence[str]
+Draw = Callable[[Figure, Study, Sequence[Findings]], list[Panel]]
 
 
-def figures(study: Study, bases: Sequence[Findings]) -> list[tuple[Figure, Html]]:
-    """Every figure of a study, drawn for every base."""
-    drawn = []
+@dataclass(frozen=True)
+class FigureKind:
+    """A kind of figure: its name in study files, how it is drawn, and what a reader must know of it."""
+
+    name: str
+    draw: Draw
+    key: str
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A value with its interval, where there is one."""
+
+    label: str
+    value: float
+    low: float | None
+    high: float | None
+    colour: str
+    marker: str = "o"
+    published: float | None = None
+
+
+def check(study: Study) -> None:
+    """Raise StudyError for a kind of figure that does not exist."""
     for figure in study.figures:
-        if figure.kind == "models":
-            parts = [_models(study, bases)]
-        else:
-            parts = [_KINDS[figure.kind](figure, findings) for findings in bases if findings.done]
-        drawn.append((figure, join(part for part in parts if part) or _empty()))
-    return drawn
+        if figure.kind not in KINDS:
+            raise StudyError(f'{study.name}: {figure.name}: no kind "{figure.kind}".{suggest(figure.kind, KINDS)}')
 
 
-def _empty() -> Html:
-    return tag("p", "Nothing to draw yet: no trial this figure needs is done.", class_="empty")
+def panels(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
+    """The panels of a figure for every base with results."""
+    with drawing.style():
+        return KINDS[figure.kind].draw(figure, study, [findings for findings in bases if findings.done])
 
 
-def _group(parts: Sequence[Html], names: Cells = ()) -> Html:
-    if not parts:
-        return Html("")
-    key = charts.legend({name: charts.colour(n) for n, name in enumerate(names)}) if names else ""
-    return join([key, tag("div", *parts, class_="figures")])
+# ---- what a figure is drawn from
 
 
 def _methods(figure: Figure, findings: Findings) -> list[str]:
     return [name for name in findings.methods if not figure.methods or name in figure.methods]
 
 
-def _tasks(figure: Figure, findings: Findings) -> list[str]:
+def _tasks(figure: Figure, bases: Sequence[Findings]) -> list[str]:
     """The figure's tasks; where none of them was run, those that were."""
-    named = [task for task in findings.tasks if not figure.tasks or task in figure.tasks]
-    return named or findings.tasks
+    ran = list(dict.fromkeys(task for findings in bases for task in findings.tasks))
+    return [task for task in ran if task in figure.tasks] or ran
 
 
-def _published(study: Study, method: str, task: str) -> float | None:
-    for table in study.tables:
-        for row in table.rows:
-            if row.method == method and task in table.columns and row.values and not row.base and row.rate is None:
-                number = row.values[table.columns.index(task)]
-                if isinstance(number, Number):
-                    return number.value
-    return None
+def _panels_of_places(figure: Figure, bases: Sequence[Findings]) -> Iterator[tuple[Findings, str]]:
+    for findings in bases:
+        for task in _tasks(figure, [findings]):
+            yield findings, task
 
 
-def _title(findings: Findings, *words: str) -> str:
-    return " · ".join([*words, findings.base])
+def _shared(values: Iterable[float], margin: float = 0.06) -> tuple[float, float]:
+    """The ends of an axis that holds all values."""
+    known = [value for value in values if math.isfinite(value)]
+    low, high = min(known), max(known)
+    room = margin * (high - low) or max(0.5, 0.05 * abs(high))
+    return low - room, high + room
 
 
-def _bars(figure: Figure, findings: Findings) -> Html:
-    parts = []
-    for task in _tasks(figure, findings):
-        rows = []
-        for method in _methods(figure, findings):
-            found = findings.summary((method, task, findings.size(task)))
-            if found is not None:
-                rows.append(Bar(method, found.mean, found.low, found.high, _published(findings.study, method, task)))
+def _markers(bases: Sequence[Findings]) -> dict[str, str]:
+    return {findings.base: MARKERS[n % len(MARKERS)] for n, findings in enumerate(bases)}
+
+
+def _kind(findings: Findings, method: str) -> str:
+    return findings.study.method(method).kind
+
+
+def _legend(axes: Any, below: bool = True) -> None:
+    if below:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, handlelength=1.4, columnspacing=1.0)
+    else:
+        axes.legend(loc="best")
+
+
+# ---- dots with intervals
+
+
+def _dots(title: str, rows: Sequence[Dot], limits: tuple[float, float], label: str, baseline: float | None) -> Panel:
+    """Dots on one axis, a line for each label; several dots of a label stand below each other."""
+    labels = list(dict.fromkeys(row.label for row in rows))
+    figure, axes = drawing.axes(0.75 + 0.2 * len(labels) + 0.06 * len(rows))
+    for number, name in enumerate(labels):
+        same = [row for row in rows if row.label == name]
+        for n, row in enumerate(same):
+            y = number + (n - (len(same) - 1) / 2) * min(0.24, 0.7 / len(same))
+            if row.low is not None and row.high is not None:
+                axes.plot([row.low, row.high], [y, y], color=row.colour, linewidth=1.3, solid_capstyle="butt")
+            axes.plot([row.value], [y], marker=row.marker, color=row.colour, markersize=4, linestyle="none")
+            if row.published is not None:
+                axes.plot([row.published], [y], marker="d", mfc="none", mec=SOFT, markersize=5, linestyle="none")
+    if baseline is not None:
+        axes.axvline(baseline, color=SOFT, linestyle=(0, (3, 3)), linewidth=0.8)
+    axes.set_yticks(range(len(labels)), labels=[_short(name) for name in labels], parse_math=False)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_xlim(*limits)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(drawing.printable(label), parse_math=False)
+    words = "; ".join(f"{row.label} {row.value:.1f}" for row in rows)
+    return Panel(title, figure, f"{title}: {words}")
+
+
+def _short(name: str, most: int = 26) -> str:
+    shown = drawing.printable(name)
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
+def _panels_of_dots(
+    figure: Figure, bases: Sequence[Findings], rows_of: Callable[[Findings, str], list[Dot]], label: str, zero: bool
+) -> list[Panel]:
+    """A panel for each task with the dots of all bases, on one axis."""
+    markers = _markers(bases)
+    by_task: dict[str, list[Dot]] = {}
+    for findings, task in _panels_of_places(figure, bases):
+        rows = [replace(row, marker=markers[findings.base]) for row in rows_of(findings, task)]
+        by_task.setdefault(task, []).extend(rows)
+    every = [row for rows in by_task.values() for row in rows]
+    if not every:
+        return []
+    ends = [end for row in every for end in (row.value, row.low, row.high, row.published) if end is not None]
+    limits = _shared([*ends, 0.0] if zero else ends)
+    drawn = []
+    for task, rows in by_task.items():
         if rows:
-            drawing = charts.bars(rows, 100 * findings.majority(task, findings.size(task)))
-            parts.append(charts.figure(_title(findings, task), drawing))
-    return _group(parts)
+            where = [findings for findings in bases if task in findings.tasks]
+            baseline = 0.0 if zero else _majority(where, task)
+            told = label or _metric_and_rows(where, task)
+            drawn.append(_dots(_task_title(task, where), rows, limits, told, baseline))
+    return drawn
 
 
-def _failed(figure: Figure, findings: Findings) -> Html:
-    parts = []
-    for task in _tasks(figure, findings):
-        rows = []
-        for method in _methods(figure, findings):
-            chosen = findings.chosen((method, task, findings.size(task))).values()
+def _majority(bases: Sequence[Findings], task: str) -> float | None:
+    known = {round(findings.majority(task, findings.size(task)), 6) for findings in bases}
+    return known.pop() if len(known) == 1 else None
+
+
+def _metric_and_rows(bases: Sequence[Findings], task: str) -> str:
+    """The metric, the number of test rows and of seeds."""
+    first = bases[0]
+    size = first.size(task)
+    seeds = {point.seed for findings in bases for point in findings.results if point.task == task}
+    rows = first.test_rows(task, size)
+    told = [first.metric(task, size).replace("_", " ") or "score"]
+    told += [f"{rows:,} test rows"] if rows else []
+    told.append(f"{len(seeds)} seed{'s' if len(seeds) != 1 else ''}")
+    return ", ".join(told)
+
+
+def _task_title(task: str, bases: Sequence[Findings]) -> str:
+    return f"{task} · {bases[0].base}" if len(bases) == 1 else task
+
+
+def cell_dot(findings: Findings, cell: Cell, label: str, rate: float | None = None) -> Dot | None:
+    """The mean score of a cell with its interval from seeds and test rows."""
+    trials = list(findings.at(cell, rate).values())
+    if not trials:
+        return None
+    scores = [findings.points(result) for result in trials]
+    from_rows = statistics.fmean(findings.row_variance(result) for result in trials)
+    found = place(findings.base, cell[1], scores, from_rows)
+    low, high = found.interval or (None, None)
+    published = findings.published_score(cell) if rate is None else None
+    return Dot(label, found.effect, low, high, colour(_kind(findings, cell[0])), published=published)
+
+
+def _score_dots(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
+    def rows(findings: Findings, task: str) -> list[Dot]:
+        cells = [(name, task, findings.size(task)) for name in _methods(figure, findings)]
+        found = [cell_dot(findings, cell, cell[0], figure.rate) for cell in cells]
+        return [dot for dot in found if dot is not None]
+
+    return _panels_of_dots(figure, bases, rows, "", zero=False)
+
+
+def _failed_dots(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
+    """Scores with and without the runs that failed."""
+
+    def rows(findings: Findings, task: str) -> list[Dot]:
+        found = []
+        for name in _methods(figure, findings):
+            chosen = list(findings.chosen((name, task, findings.size(task))).values())
             kept = [findings.points(result) for result in chosen if not findings.failed(result)]
-            every = [findings.points(result) for result in chosen]
-            lost = len(every) - len(kept)
-            if every:
-                rows.append(_bar(method, every, f" ({lost} failed)" if lost else ""))
+            lost = len(chosen) - len(kept)
+            paint = colour(_kind(findings, name))
+            if chosen:
+                label = f"{name} ({lost} failed)" if lost else name
+                found.append(_dot(label, [findings.points(result) for result in chosen], paint))
             if lost and kept:
-                rows.append(_bar(f"{method}, without", kept, ""))
-        if rows:
-            drawing = charts.bars(rows, 100 * findings.majority(task, findings.size(task)))
-            parts.append(charts.figure(_title(findings, task), drawing))
-    return _group(parts)
+                found.append(_dot(f"{name}, the others", kept, paint))
+        return found
+
+    return _panels_of_dots(figure, bases, rows, "", zero=False)
 
 
-def _bar(label: str, values: Sequence[float], note: str) -> Bar:
+def _dot(label: str, values: Sequence[float], paint: str) -> Dot:
     found = summary(values)
-    return Bar(label, found.mean, found.low, found.high, note=note)
+    return Dot(label, found.mean, found.low, found.high, paint)
 
 
-def _loss(figure: Figure, findings: Findings) -> Html:
-    parts = []
-    for task in _tasks(figure, findings):
-        for method in _methods(figure, findings):
-            cell = (method, task, findings.size(task))
-            chosen = _shown(figure, findings, cell)
-            train = [[(x, y) for x, y in result.loss] for result in chosen if result.loss]
-            dev = [[(x, loss) for x, loss, _ in result.evaluations] for result in chosen if result.evaluations]
-            curves = [*charts.rounds(train, "train", charts.COLOURS[0]), *charts.rounds(dev, "dev", charts.COLOURS[1])]
-            if any(curve.points for curve in curves):
-                parts.append(charts.figure(_title(findings, task, method), charts.lines(curves, "epoch", "loss")))
-    return _group(parts, ("training loss", "dev loss"))
-
-
-def _shown(figure: Figure, findings: Findings, cell: tuple[str, str, int | None]) -> list[Result]:
-    """The chosen rate's rounds; of a method that is run to see what every rate does, all trials."""
-    method = findings.study.method(cell[0])
-    if method.fixed and len(method.rates) > 1:
-        return [r for p in findings.cells.get(cell, ()) if (r := findings.results[p]) is not None]
-    return list(findings.chosen(cell).values())
-
-
-def _score(figure: Figure, findings: Findings) -> Html:
-    parts = []
-    for task in _tasks(figure, findings):
-        for n, method in enumerate(_methods(figure, findings)):
-            chosen = findings.chosen((method, task, findings.size(task))).values()
-            curves = [[(x, 100 * score) for x, _, score in result.evaluations] for result in chosen]
-            drawn = charts.rounds([curve for curve in curves if curve], method, charts.colour(n))
-            if any(curve.points for curve in drawn):
-                drawing = charts.lines(drawn, "epoch", "dev score")
-                parts.append(charts.figure(_title(findings, task, method), drawing))
-    return _group(parts)
-
-
-def _sizes(figure: Figure, findings: Findings) -> Html:
-    metric = figure.metric or None
-    parts, methods = [], _methods(figure, findings)
-    for task in _tasks(figure, findings):
-        curves = []
-        for n, method in enumerate(methods):
-            found = []
-            for size in findings.sizes(task):
-                values = findings.scores((method, task, size), metric=metric)
-                if values:
-                    found.append((float(findings.rows(task, size)), summary(values)))
-            ends = [(x, s) for x, s in found if s.low is not None and s.high is not None]
-            low, high = [(x, s.low or 0.0) for x, s in ends], [(x, s.high or 0.0) for x, s in ends]
-            curves.append(Curve(method, [(x, s.mean) for x, s in found], charts.colour(n), low=low, high=high))
-        if any(curve.points for curve in curves):
-            rows = [float(findings.rows(task, size)) for size in findings.sizes(task) if findings.rows(task, size)]
-            drawing = charts.lines(curves, "training rows", metric or "score", log=True, rows=rows)
-            parts.append(charts.figure(_title(findings, task), drawing))
-    return _group(parts, methods)
-
-
-def _map(figure: Figure, findings: Findings) -> Html:
-    parts = []
-    for task in _tasks(figure, findings):
-        for method in _methods(figure, findings):
-            change = mean_change(findings, method, task)
-            if change:
-                parts.append(charts.figure(_title(findings, task, method), charts.change_map(change)))
-    return _group(parts)
-
-
-def mean_change(findings: Findings, method: str, task: str) -> dict[str, list[float | None]]:
-    """The change map of a method on a task, averaged over seeds; terms that nothing trained are left out."""
-    maps = [result.change for result in findings.chosen((method, task, findings.size(task))).values() if result.change]
-    table: dict[str, list[float | None]] = {}
-    for term in maps[0] if maps else ():
-        rows = [found[term] for found in maps if term in found]
-        means = [_mean([row[layer] for row in rows]) for layer in range(len(rows[0]))]
-        if any(means) or (term.startswith("b_") and "bias" in findings.study.method(method).select):
-            table[term] = means
-    return table
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
-
-
-def _change(figure: Figure, findings: Findings) -> Html:
-    parts = []
-    for task in _tasks(figure, findings):
-        points = []
-        for method in _methods(figure, findings):
-            chosen = list(findings.chosen((method, task, findings.size(task))).values())
-            changes = [change for result in chosen if (change := moved(result)) is not None]
-            if changes:
-                score = summary([findings.points(result) for result in chosen]).mean
-                points.append((1000 * median(changes), score, method))
-        if points:
-            drawing = charts.scatter(points, "mean absolute change x 1000", "score")
-            parts.append(charts.figure(_title(findings, task), drawing))
-    return _group(parts)
-
-
-def _heat(figure: Figure, findings: Findings) -> Html:
-    parts = []
-    for task in _tasks(figure, findings):
-        for method in _methods(figure, findings):
-            points = findings.cells.get((method, task, findings.size(task)), [])
-            rates = sorted({point.lr for point in points})
-            batches = sorted({point.batch for point in points})
-            rows = [[_at(findings, points, lr, batch) for batch in batches] for lr in rates]
-            if any(value is not None for row in rows for value in row):
-                drawing = charts.heat([f"{lr:g}" for lr in rates], [str(batch) for batch in batches], rows)
-                note = tag("p", "dev score; rates down, batch sizes across", class_="small")
-                parts.append(charts.figure(_title(findings, task, method), join([drawing, note])))
-    return _group(parts)
-
-
-def _at(findings: Findings, points: Sequence[Point], lr: float, batch: int) -> float | None:
-    values = [
-        100 * score
-        for point in points
-        if (point.lr, point.batch) == (lr, batch) and (result := findings.results[point]) is not None
-        if (score := result.score("dev")) is not None
-    ]
-    return math.fsum(values) / len(values) if values else None
-
-
-def _gap(figure: Figure, findings: Findings) -> Html:
-    parts = []
-    for task in _tasks(figure, findings):
-        rows = []
-        for method in _methods(figure, findings):
-            chosen = findings.chosen((method, task, findings.size(task))).values()
+def _gap_dots(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
+    def rows(findings: Findings, task: str) -> list[Dot]:
+        found = []
+        for name in _methods(figure, findings):
+            chosen = findings.chosen((name, task, findings.size(task))).values()
             values = [value for result in chosen if (value := gap(result)) is not None]
             if values:
-                rows.append(_bar(method, values, ""))
-        if rows:
-            parts.append(charts.figure(_title(findings, task, "train - dev"), charts.bars(rows, 0.0)))
-    return _group(parts)
+                found.append(_dot(name, values, colour(_kind(findings, name))))
+        return found
+
+    return _panels_of_dots(figure, bases, rows, "train score - dev score, points", zero=True)
 
 
-def _spread(figure: Figure, findings: Findings) -> Html:
-    parts = []
-    for task in _tasks(figure, findings):
-        rows = []
-        for method in _methods(figure, findings):
-            values = findings.scores((method, task, findings.size(task)))
+def _spread_dots(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
+    def rows(findings: Findings, task: str) -> list[Dot]:
+        found = []
+        for name in _methods(figure, findings):
+            values = findings.scores((name, task, findings.size(task)))
             if len(values) > 1:
-                rows.append(Bar(method, standard_deviation(values)))
-        if rows:
-            title = _title(findings, task, "standard deviation over seeds")
-            parts.append(charts.figure(title, charts.bars(rows, 0.0)))
-    return _group(parts)
+                paint = colour(_kind(findings, name))
+                found.append(Dot(name, statistics.stdev(values), None, None, paint))
+        return found
+
+    return _panels_of_dots(figure, bases, rows, "standard deviation over seeds, points", zero=True)
 
 
-def _models(study: Study, bases: Sequence[Findings]) -> Html:
-    """What BitFit loses against full fine-tuning, by parameters of the base."""
-    full, *others = [method.name for method in study.methods]
-    parts, tasks = [], dict.fromkeys(task for findings in bases for task in findings.tasks)
-    ordered = sorted(bases, key=lambda findings: int(findings.manifest["base"]["parameters"]))
-    for task in tasks:
-        curves = []
-        for n, method in enumerate(others):
-            found = []
+# ---- curves
+
+
+def _loss_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
+    """Training loss (solid) and dev loss (dashed), a colour for each method; a line for each rate of a fixed grid."""
+    drawn = []
+    for findings, task in _panels_of_places(figure, bases):
+        for names in _together(figure, findings):
+            panel, axes = drawing.axes(2.6)
+            some = False
+            for name in names:
+                some = _losses(axes, findings, (name, task, findings.size(task))) or some
+            if some:
+                axes.set_xlabel("epoch")
+                axes.set_ylabel("loss: training solid, dev dashed")
+                if len(names) == 1 and _by_rate(findings, names[0]):
+                    axes.set_yscale("log")
+                _legend(axes)
+                title = " · ".join([task, *(names if len(names) == 1 else ()), findings.base])
+                drawn.append(Panel(title, panel, f"Training and dev loss of {', '.join(names)} on {task}"))
+    return drawn
+
+
+def _together(figure: Figure, findings: Findings) -> list[list[str]]:
+    """The methods that share a panel: all with a chosen rate; one with a fixed grid of rates stands alone."""
+    names = _methods(figure, findings)
+    alone = [name for name in names if _by_rate(findings, name)]
+    shared = [name for name in names if name not in alone]
+    return [*([shared] if shared else []), *([name] for name in alone)]
+
+
+def _by_rate(findings: Findings, name: str) -> bool:
+    method = findings.study.method(name)
+    return method.fixed and len(method.rates) > 1
+
+
+def _losses(axes: Any, findings: Findings, cell: Cell) -> bool:
+    if _by_rate(findings, cell[0]):
+        return _losses_by_rate(axes, findings, cell)
+    trials = list(findings.chosen(cell).values())
+    paint = colour(_kind(findings, cell[0]))
+    train = [[(x, y) for x, y in result.loss] for result in trials if result.loss]
+    dev = [[(x, loss) for x, loss, _ in result.evaluations] for result in trials if result.evaluations]
+    _rounds(axes, train, paint, "-", cell[0])
+    _rounds(axes, dev, paint, "--", "")
+    return bool(train or dev)
+
+
+def _losses_by_rate(axes: Any, findings: Findings, cell: Cell) -> bool:
+    from matplotlib import colormaps
+
+    points = [point for point in findings.cells.get(cell, ()) if findings.results[point] is not None]
+    rates = sorted({point.lr for point in points})
+    for n, rate in enumerate(rates):
+        paint = colormaps["viridis"](n / max(1, len(rates) - 1) * 0.9)
+        trials = findings.at(cell, rate).values()
+        curves = [[(x, y) for x, y in result.loss if y > 0] for result in trials if result.loss]
+        _rounds(axes, curves, paint, "-", f"{rate:g}")
+    return bool(points)
+
+
+def _rounds(axes: Any, curves: Sequence[Sequence[tuple[float, float]]], paint: Any, line: str, label: str) -> None:
+    """Every round thin, their median bold."""
+    curves = [curve for curve in curves if curve]
+    if not curves:
+        return
+    for curve in curves if len(curves) > 1 else ():
+        axes.plot(*zip(*curve, strict=True), color=paint, linewidth=0.6, alpha=0.45, linestyle=line)
+    bold = _median(curves)
+    axes.plot(*zip(*bold, strict=True), color=paint, linewidth=1.5, linestyle=line, label=_short(label) or None)
+
+
+def _median(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """The median of curves that share their x, as far as all of them go."""
+    return [
+        (points[0][0], statistics.median(y for _, y in points))
+        for points in zip(*curves, strict=False)
+    ]  # fmt: skip
+
+
+def _score_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
+    drawn = []
+    for findings, task in _panels_of_places(figure, bases):
+        panel, axes = drawing.axes(2.6)
+        names = []
+        for name in _methods(figure, findings):
+            trials = findings.chosen((name, task, findings.size(task))).values()
+            curves = [[(x, 100 * score) for x, _, score in result.evaluations] for result in trials]
+            if any(curves):
+                _rounds(axes, curves, colour(_kind(findings, name)), "-", name)
+                names.append(name)
+        if names:
+            axes.set_xlabel("epoch")
+            axes.set_ylabel(f"dev {findings.metric(task, findings.size(task)).replace('_', ' ')}")
+            _legend(axes)
+            title = f"{task} · {findings.base}"
+            drawn.append(Panel(title, panel, f"Dev score over training of {', '.join(names)} on {task}"))
+    return drawn
+
+
+def _size_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
+    """Scores against the number of training rows."""
+    drawn, ends = [], []
+    for findings, task in _panels_of_places(figure, bases):
+        panel, axes = drawing.axes(2.6)
+        names = _methods(figure, findings)
+        for n, name in enumerate(names):
+            xs, dots = [], []
+            for size in findings.sizes(task):
+                values = findings.scores((name, task, size), figure.rate, figure.metric or None)
+                if values and findings.rows(task, size):
+                    # Beside each other, so that intervals do not hide one another.
+                    xs.append(findings.rows(task, size) * 1.03 ** (n - len(names) / 2))
+                    dots.append(_dot(name, values, colour(_kind(findings, name))))
+            if dots:
+                _draw_sizes(axes, xs, dots)
+                ends += [end for dot in dots for end in (dot.value, dot.low, dot.high) if end is not None]
+        if axes.lines:
+            _label_sizes(axes, findings, task, figure.metric)
+            drawn.append(Panel(f"{task} · {findings.base}", panel, f"Score against training rows on {task}"))
+    for one in drawn:
+        one.figure.axes[0].set_ylim(*_shared(ends))
+    return drawn
+
+
+def _draw_sizes(axes: Any, xs: Sequence[float], dots: Sequence[Dot]) -> None:
+    paint = dots[0].colour
+    axes.plot(xs, [dot.value for dot in dots], color=paint, marker="o", markersize=3, label=_short(dots[0].label))
+    for x, dot in zip(xs, dots, strict=True):
+        if dot.low is not None and dot.high is not None:
+            axes.plot([x, x], [dot.low, dot.high], color=paint, linewidth=1)
+
+
+def _label_sizes(axes: Any, findings: Findings, task: str, metric: str) -> None:
+    from matplotlib.ticker import NullLocator
+
+    rows = sorted({findings.rows(task, size) for size in findings.sizes(task) if findings.rows(task, size)})
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(rows, labels=[f"{count:,}" for count in rows], rotation=30)
+    axes.set_xlabel("training rows")
+    name = metric or findings.metric(task, findings.size(task))
+    axes.set_ylabel(f"{name.replace('_', ' ')}, {findings.test_rows(task, findings.size(task)):,} test rows")
+    _legend(axes)
+
+
+def _base_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
+    """What methods lose against the reference, by parameters of the base."""
+    drawn = []
+    ordered = sorted(bases, key=lambda findings: findings.parameters)
+    for task in _tasks(figure, bases):
+        panel, axes = drawing.axes(2.6)
+        for name in [method.name for method in study.methods if method.name != figure.reference]:
+            xs, ys = [], []
             for findings in ordered:
-                if task in findings.tasks:
-                    size = findings.size(task)
-                    a, b = findings.summary((full, task, size)), findings.summary((method, task, size))
-                    if a and b:
-                        found.append((findings.manifest["base"]["parameters"] / 1e6, a.mean - b.mean))
-            curves.append(Curve(f"{full} - {method}", found, charts.colour(n)))
-        if any(curve.points for curve in curves):
-            rows = [findings.manifest["base"]["parameters"] / 1e6 for findings in ordered]
-            drawing = charts.lines(curves, "millions of parameters", "points lost", log=True, rows=rows)
-            parts.append(charts.figure(task, drawing))
-    return _group(parts, [f"{full} - {method}" for method in others])
+                size = findings.size(task) if task in findings.tasks else None
+                reference = findings.summary((figure.reference, task, size))
+                other = findings.summary((name, task, size))
+                if reference and other:
+                    xs.append(findings.parameters / 1e6)
+                    ys.append(reference.mean - other.mean)
+            if xs:
+                axes.plot(xs, ys, marker="o", markersize=4, color=colour(study.method(name).kind), label=_short(name))
+        if axes.lines:
+            axes.set_xscale("log")
+            axes.set_xlabel("millions of parameters of the base")
+            axes.set_ylabel(f"points below {figure.reference}")
+            axes.axhline(0.0, color=SOFT, linestyle=(0, (3, 3)), linewidth=0.8)
+            _legend(axes)
+            drawn.append(Panel(task, panel, f"Points lost against {figure.reference} by size of the base on {task}"))
+    return drawn
 
 
-_KINDS: dict[str, Callable[[Figure, Findings], Html]] = {
-    "bars": _bars, "failed": _failed, "loss": _loss, "score": _score, "sizes": _sizes, "map": _map, "change": _change,
-    "heat": _heat, "gap": _gap, "spread": _spread,
-}  # fmt: skip
+# ---- maps
+
+
+def _maps(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
+    """Change maps on one scale."""
+    found = []
+    for findings, task in _panels_of_places(figure, bases):
+        for name in _methods(figure, findings):
+            change = mean_change(findings, name, task)
+            kept = {term: row for term, row in change.items() if any(row) or term in figure.terms}
+            if any(any(row) for row in kept.values()):
+                found.append((" · ".join([task, name, findings.base]), kept))
+    top = max((changemap.largest(change) for _, change in found), default=0.0)
+    return [
+        Panel(title, changemap.figure(change, "", top), f"Mean absolute change by term and layer: {title}")
+        for title, change in found
+    ]
+
+
+def _change_scatter(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
+    drawn = []
+    for findings, task in _panels_of_places(figure, bases):
+        dots = []
+        for name in _methods(figure, findings):
+            chosen = list(findings.chosen((name, task, findings.size(task))).values())
+            changes = [change for result in chosen if (change := moved(result)) is not None]
+            if changes:
+                score = statistics.fmean(findings.points(result) for result in chosen)
+                dots.append((statistics.median(changes), score, name))
+        if dots:
+            drawn.append(_scatter(f"{task} · {findings.base}", dots, findings, task))
+    return drawn
+
+
+def _scatter(title: str, dots: Sequence[tuple[float, float, str]], findings: Findings, task: str) -> Panel:
+    panel, axes = drawing.axes(2.6 + 0.07 * len(dots))
+    for number, (x, y, name) in enumerate(dots, 1):
+        paint = colour(_kind(findings, name))
+        axes.plot([x], [y], marker="o", color=paint, linestyle="none", markersize=4, label=f"{number} {_short(name)}")
+        axes.annotate(str(number), (x, y), (4, 2), textcoords="offset points", fontsize=6.5, color=SOFT)
+    axes.set_xlabel("mean absolute change of what it trained")
+    axes.set_ylabel(_metric_and_rows([findings], task))
+    axes.ticklabel_format(axis="x", style="sci", scilimits=(-2, 3))
+    _legend(axes)
+    return Panel(title, panel, f"Score against change: {title}")
+
+
+def _heat_maps(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
+    """Dev scores by rate and batch size, on one scale."""
+    found = []
+    for findings, task in _panels_of_places(figure, bases):
+        for name in _methods(figure, findings):
+            points = findings.cells.get((name, task, findings.size(task)), [])
+            rates = sorted({point.lr for point in points})
+            batches = sorted({point.batch for point in points})
+            table = [[_dev_score(findings, points, rate, batch) for batch in batches] for rate in rates]
+            if any(value is not None for row in table for value in row):
+                found.append((" · ".join([task, name, findings.base]), rates, batches, table))
+    known = [value for *_, table in found for row in table for value in row if value is not None]
+    return [_heat(title, rates, batches, table, min(known), max(known)) for title, rates, batches, table in found]
+
+
+def _heat(
+    title: str,
+    rates: Sequence[float],
+    batches: Sequence[int],
+    table: Sequence[Sequence[float | None]],
+    low: float,
+    high: float,
+) -> Panel:
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+
+    panel, axes = drawing.axes(0.8 + 0.28 * len(rates))
+    span = high - low or 1.0
+    for row, values in enumerate(table):
+        for column, value in enumerate(values):
+            if value is not None:
+                share = (value - low) / span
+                axes.add_patch(Rectangle((column, row), 1, 1, color=colormaps["Blues"](0.05 + 0.85 * share)))
+                ink = "white" if share > 0.6 else drawing.INK
+                axes.text(column + 0.5, row + 0.5, f"{value:.1f}", ha="center", va="center", color=ink, fontsize=7)
+    axes.set_xlim(0, len(batches))
+    axes.set_ylim(len(rates), 0)
+    axes.set_xticks([n + 0.5 for n in range(len(batches))], labels=[str(batch) for batch in batches])
+    axes.set_yticks([n + 0.5 for n in range(len(rates))], labels=[f"{rate:g}" for rate in rates])
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    axes.set_xlabel(f"batch size; dev score, shades from {low:.1f} to {high:.1f} in all panels")
+    axes.set_ylabel("rate")
+    return Panel(title, panel, f"Dev score by rate and batch size: {title}")
+
+
+def _dev_score(findings: Findings, points: Sequence[Point], rate: float, batch: int) -> float | None:
+    trials: list[Result | None] = [
+        findings.results[point] for point in points if (point.lr, point.batch) == (rate, batch)
+    ]
+    scores = [score for result in trials if result is not None and (score := result.score("dev")) is not None]
+    return 100 * statistics.fmean(scores) if scores else None
+
+
+_INTERVALS = "Lines are 95% intervals of the mean from seeds and test rows; the dashed line is the majority class."
+_ZERO = "Lines are 95% intervals of the mean over seeds."
+_ROUNDS = "Thin lines are single rounds, the bold one is their median, at the chosen rate."
+KINDS = {
+    kind.name: kind
+    for kind in (
+        FigureKind("dots", _score_dots, _INTERVALS),
+        FigureKind("failed", _failed_dots, "A run that ends no better than the majority class counts as failed."),
+        FigureKind("gap", _gap_dots, _ZERO),
+        FigureKind("spread", _spread_dots, ""),
+        FigureKind("loss", _loss_curves, _ROUNDS),
+        FigureKind("score", _score_curves, _ROUNDS),
+        FigureKind("sizes", _size_curves, _ZERO),
+        FigureKind("models", _base_curves, ""),
+        FigureKind("map", _maps, "All maps of the figure have one scale."),
+        FigureKind("change", _change_scatter, ""),
+        FigureKind("heat", _heat_maps, ""),
+    )
+}

@@ -1,20 +1,23 @@
-"""What a study's results say: the trials of each cell, the chosen rate, and quantities of a trial. No torch."""
+"""What a study's results say: the trials of each cell, the chosen rate, and which places are evidence. No torch.
+
+A cell is a method on a task with a number of training rows. A place is a task (with a number of rows) on one base.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from ..study import grid
-from ..study.grid import MISMATCHED, Point
-from ..study.spec import Study
+from ..study.grid import Point
+from ..study.spec import Method, Study
 from ..study.store import Result, Results, point_of, standings
-from .statistics import Summary, standard_deviation, summary
+from .statistics import Summary, summary
 
-OTHER_DEV = "dev_mismatched"
 Cell = tuple[str, str, int | None]
 
 
@@ -28,15 +31,20 @@ class Findings:
 
     @classmethod
     def of(cls, study: Study, manifest: Mapping[str, Any], store: Results) -> Findings:
-        """What a manifest names, read."""
+        """Read the results that a manifest names."""
         keys = {point_of(table): str(table["key"]) for table in manifest["points"]}
-        found = {point: store.read(key) for point, key in keys.items()}
-        return cls(study, manifest, {**found, **dict(_mismatched(found))})
+        results = {point: store.read(key) for point, key in keys.items()}
+        return cls(study, manifest, {**results, **dict(_views(study, results))})
 
     @property
     def base(self) -> str:
         """The name of the base."""
         return str(self.manifest["base"]["name"])
+
+    @property
+    def parameters(self) -> int:
+        """The size of the base."""
+        return int(self.manifest["base"]["parameters"])
 
     @cached_property
     def cells(self) -> dict[Cell, list[Point]]:
@@ -46,8 +54,8 @@ class Findings:
     @cached_property
     def methods(self) -> list[str]:
         """Methods in the study's order, as far as they were run."""
-        seen = {method for method, _, _ in self.cells}
-        return [method.name for method in self.study.methods if method.name in seen]
+        ran = {method for method, _, _ in self.cells}
+        return [method.name for method in self.study.methods if method.name in ran]
 
     @cached_property
     def tasks(self) -> list[str]:
@@ -55,45 +63,26 @@ class Findings:
         return list(dict.fromkeys(task for _, task, _ in self.cells))
 
     @cached_property
-    def own(self) -> list[str]:
-        """Tasks with trials of their own; mismatched MNLI is scored by those of mnli."""
-        return [task for task in self.tasks if task != MISMATCHED]
+    def trained_tasks(self) -> list[str]:
+        """Tasks with trials of their own: a view of another task is no evidence of its own."""
+        return [task for task in self.tasks if task not in self.study.views]
 
     @cached_property
     def trials(self) -> dict[Point, Result | None]:
         """The trials, each once."""
-        return {point: result for point, result in self.results.items() if point.task != MISMATCHED}
+        return {point: result for point, result in self.results.items() if point.task not in self.study.views}
 
-    @cached_property
-    def differences(self) -> list[str]:
-        """What differs from the paper's protocol; what does so for some tasks or methods, with their names."""
-        said: dict[str, list[tuple[str, str]]] = {}
-        for run in self.manifest["runs"]:
-            for text in run["differences"]:
-                said.setdefault(text, []).extend((m, t) for m in run["methods"] for t in run["frames"])
-        untested = [task for task in self.own if self.part == "test" and not self._tested(task)]
-        ran = list(dict.fromkeys(task for run in self.manifest["runs"] for task in run["frames"]))
-        cells = [(m, t) for run in self.manifest["runs"] for m in run["methods"] for t in run["frames"]]
-        found = []
-        if set(ran) != set(self.study.tasks) - {MISMATCHED}:
-            found.append(f"Tasks: {', '.join(ran)} instead of {', '.join(self.study.tasks)}.")
-        for text, own in said.items():
-            on = [task for task in ran if any(task == t for _, t in own)]
-            where = "" if on == ran else f"On {', '.join(on)}: "
-            whose = _named([m for m, _ in own], [m for m, t in cells if t in on])
-            found.append(f"{where}{text.removesuffix('.')}{whose}.")
-        if untested:
-            found.append(f"{', '.join(untested)}: no labelled test part; scored on dev, which chose the rate too.")
-        return found
+    @property
+    def done(self) -> list[Result]:
+        """The results that are there."""
+        return [result for result in self.results.values() if result is not None]
 
-    def _tested(self, task: str) -> bool:
-        done = [result for result in self.done if result.task == task and result.status == "done"]
-        return not done or any(result.score("test") is not None for result in done)
+    # ---- places
 
     def sizes(self, task: str) -> list[int | None]:
         """Training sizes of a task, smallest first; None is all rows."""
-        found = dict.fromkeys(size for _, own, size in self.cells if own == task)
-        return sorted(found, key=lambda size: math.inf if size is None else size)
+        sizes = {size for _, other, size in self.cells if other == task}
+        return sorted(sizes, key=lambda size: math.inf if size is None else size)
 
     def size(self, task: str) -> int | None:
         """The largest training size of a task: that of tables without sizes."""
@@ -101,51 +90,139 @@ class Findings:
 
     def rows(self, task: str, size: int | None) -> int:
         """How many rows were trained on, where that is known."""
-        found = self._first.get((task, size))
-        return found.rows["train"] if found else size or 0
+        result = self._any_result.get((task, size))
+        return result.rows["train"] if result else size or 0
+
+    def test_rows(self, task: str, size: int | None) -> int:
+        """How many rows the scores of a place are made on; 0 where that is not known."""
+        result = self._any_result.get((task, size))
+        return result.rows.get(self.part(result), 0) if result else 0
+
+    def metric(self, task: str, size: int | None) -> str:
+        """The metric of a place."""
+        result = self._any_result.get((task, size))
+        return result.metric if result else ""
+
+    def majority(self, task: str, size: int | None) -> float:
+        """The score of always answering the majority class, in points."""
+        result = self._any_result.get((task, size))
+        return 100 * result.majority if result else 0.0
 
     @cached_property
-    def _first(self) -> dict[tuple[str, int | None], Result]:
-        """Any result of each place, for what all of them share."""
-        return {(p.task, p.size): r for p, r in reversed(list(self.results.items())) if r is not None}
+    def _any_result(self) -> dict[tuple[str, int | None], Result]:
+        """One result of each place, for what all of them share."""
+        first: dict[tuple[str, int | None], Result] = {}
+        for point, result in self.results.items():
+            if result is not None and result.status == "done":
+                first.setdefault((point.task, point.size), result)
+        return first
 
-    @property
-    def part(self) -> str:
-        """Which part the study scores."""
-        return "dev" if self.manifest["split"] == "dev" else "test"
+    @cached_property
+    def without_evidence(self) -> set[tuple[str, int | None]]:
+        """Places where the methods, averaged, do not beat the majority class beyond their interval.
+
+        The average is over all methods that train a pre-trained base, so that no difference between two of them
+        decides whether their place counts.
+        """
+        places = dict.fromkeys((task, size) for _, task, size in self.cells)
+        return {place for place in places if not self._beats_majority(*place)}
+
+    def _beats_majority(self, task: str, size: int | None) -> bool:
+        lows = []
+        for name in self.methods:
+            if self._trains(self.study.method(name)):
+                lows += [self.lower_end(result) for result in self.chosen((name, task, size)).values()]
+        if not lows:
+            lows = [self.lower_end(r) for name in self.methods for r in self.chosen((name, task, size)).values()]
+        return bool(lows) and statistics.fmean(lows) > self.majority(task, size)
+
+    def _trains(self, method: Method) -> bool:
+        """Whether a method trains part of a pre-trained encoder."""
+        counts = self.manifest["audit"].get(method.name, {})
+        trained = sum(counts.get(part, 0) for part in ("encoder", "embedding", "pooler"))
+        return method.init == "keep" and (trained > 0 or not counts)
+
+    def lower_end(self, result: Result) -> float:
+        """The lower end of a score's interval over the test rows, in points."""
+        table = result.scores.get(self.part(result), {})
+        return 100 * (table[result.metric][1] if result.metric in table else result.majority)
+
+    def places(self, tasks: Sequence[str] = ()) -> Iterator[tuple[str, int | None]]:
+        """The places that count as evidence."""
+        for task in tasks or self.trained_tasks:
+            if task in self.trained_tasks:
+                for size in self.sizes(task):
+                    if (task, size) not in self.without_evidence:
+                        yield task, size
+
+    # ---- cells
 
     @cached_property
     def choices(self) -> dict[Cell, tuple[float, int] | None]:
         """The rate and batch size each cell chose by its dev scores."""
         scores = standings(self.results)
-        return {cell: grid.choose({point: scores[point] for point in points}) for cell, points in self.cells.items()}
+        chosen = {}
+        for cell, points in self.cells.items():
+            chosen[cell] = grid.choose({point: scores[point] for point in points})
+        return chosen
+
+    def at_edge(self, cell: Cell) -> bool:
+        """Whether a cell chose the smallest or largest rate it tried, so that a better one may lie outside.
+
+        Rates that the paper fixes are its protocol: they have no edge.
+        """
+        best = self.choices.get(cell)
+        tried = sorted({point.lr for point in self.cells.get(cell, ())})
+        if best is None or self._as_published(cell, tried):
+            return False
+        return best[0] in (tried[0], tried[-1])
+
+    def _as_published(self, cell: Cell, tried: Sequence[float]) -> bool:
+        method = self.study.method(cell[0])
+        published = sorted(method.rates_by_task.get(cell[1], method.rates))
+        same = len(published) == len(tried) and all(map(math.isclose, published, tried))
+        return method.fixed or bool(self.manifest.get("published")) or (same and self.base in self.paper_bases)
+
+    @cached_property
+    def paper_bases(self) -> set[str]:
+        """The bases of the paper, as hub ids and as the names of their folders."""
+        ids = self.study.protocol.bases
+        return {*ids, *(name.rpartition("/")[2] for name in ids)}
 
     def chosen(self, cell: Cell) -> dict[int, Result]:
         """The trials of a cell at its chosen rate, by seed; if all diverged, the diverged ones."""
         best = self.choices.get(cell)
-        found = {p: r for p in self.cells.get(cell, ()) if (r := self.results[p]) is not None}
-        if best is None:
-            return {point.seed: result for point, result in found.items()}
-        return {point.seed: result for point, result in found.items() if (point.lr, point.batch) == best}
+        by_seed = {}
+        for point in self.cells.get(cell, ()):
+            result = self.results[point]
+            if result is not None and best in (None, (point.lr, point.batch)):
+                by_seed[point.seed] = result
+        return by_seed
 
     def at(self, cell: Cell, rate: float | None) -> dict[int, Result]:
         """The trials of a cell at one rate, whatever the batch; at the chosen one without a rate."""
         if rate is None:
             return self.chosen(cell)
-        points = self.cells.get(cell, ())
-        return {p.seed: r for p in points if math.isclose(p.lr, rate) and (r := self.results[p]) is not None}
+        by_seed = {}
+        for point in self.cells.get(cell, ()):
+            result = self.results[point]
+            if result is not None and math.isclose(point.lr, rate):
+                by_seed[point.seed] = result
+        return by_seed
 
     def scores(self, cell: Cell, rate: float | None = None, metric: str | None = None) -> list[float]:
-        """Scores in points over the seeds; a run that failed counts as always answering the majority class."""
+        """Scores in points over the seeds."""
         return [self.points(result, metric) for _, result in sorted(self.at(cell, rate).items())]
 
+    def part(self, result: Result) -> str:
+        """The part a trial is judged on: test, which no choice has seen; dev where there is none."""
+        return "test" if "test" in result.scores else "dev"
+
     def points(self, result: Result, metric: str | None = None) -> float:
-        """A trial's score in points."""
-        known = metric if metric in result.scores.get("dev", {}) else None
-        found = result.score(self.part, known)
-        if found is None:
-            found = result.score("dev", known)
-        return 100 * (result.majority if found is None else found)
+        """A trial's score in points; a run that diverged scores as the majority class."""
+        table = result.scores.get(self.part(result), {})
+        name = metric if metric in table else result.metric
+        return 100 * (table[name][0] if name in table else result.majority)
 
     def summary(self, cell: Cell, rate: float | None = None) -> Summary | None:
         """Mean and spread of a cell."""
@@ -156,95 +233,79 @@ class Findings:
         """Whether a run collapsed: it diverged, or ended no better than the majority class."""
         return result.status == "diverged" or self.points(result) <= 100 * result.majority + 1e-9
 
+    def row_variance(self, result: Result) -> float:
+        """The variance of a score over its test rows, in points squared, from its 95% interval."""
+        table = result.scores.get(self.part(result), {})
+        if result.metric not in table:
+            return 0.0
+        _, low, high = table[result.metric]
+        return (100 * (high - low) / (2 * 1.96)) ** 2
+
+    # ---- the paper's numbers
+
+    def comparable(self, task: str) -> bool:
+        """Whether the paper's number for a task may be compared with ours: its base, and all of its data."""
+        if self.base not in self.paper_bases:
+            return False
+        frames = [run["frames"][task] for run in self.manifest["runs"] if task in run["frames"]]
+        return all(frame.get("train_size") is None and frame.get("dev_size") is None for frame in frames)
+
+    def published_score(self, cell: Cell) -> float | None:
+        """The paper's score of a cell, where it may be compared with ours."""
+        method, task, _ = cell
+        if not self.comparable(task):
+            return None
+        for table in self.study.tables:
+            for row in table.rows:
+                if row.method == method and task in table.columns and row.base in ("", self.base):
+                    number = row.numbers[table.columns.index(task)] if row.values else None
+                    if number is not None and row.rate in (None, (self.choices.get(cell) or (None,))[0]):
+                        return number.value
+        return None
+
+    # ---- what differs from the paper
+
     @cached_property
-    def silent(self) -> set[tuple[str, int | None]]:
-        """Places where even full fine-tuning (or else the best method) does not beat the majority class."""
-        found = set()
-        for task, size in dict.fromkeys((task, size) for _, task, size in self.cells):
-            full = [m.name for m in self.study.methods if m.select == "all"]
-            means = self._means(full, task, size)[:1] or self._means(self.methods, task, size)
-            if means and max(means) <= 100 * self.majority(task, size):
-                found.add((task, size))
-        return found
+    def differences(self) -> list[str]:
+        """What differs from the paper's protocol; what does so for some tasks or methods, with their names."""
+        cells = [(m, t) for run in self.manifest["runs"] for m in run["methods"] for t in run["frames"]]
+        ran = list(dict.fromkeys(task for _, task in cells))
+        said: dict[str, list[tuple[str, str]]] = {}
+        for run in self.manifest["runs"]:
+            pairs = [(method, task) for method in run["methods"] for task in run["frames"]]
+            for text in run["differences"]:
+                said.setdefault(text, []).extend(pairs)
+        sentences = []
+        if set(ran) != set(self.study.trained_tasks):
+            sentences.append(f"Tasks: {', '.join(ran)} instead of {', '.join(self.study.tasks)}.")
+        for text, pairs in said.items():
+            on = [task for task in ran if any(task == other for _, other in pairs)]
+            where = "" if on == ran else f"On {', '.join(on)}: "
+            whose = _named([m for m, _ in pairs], [m for m, t in cells if t in on])
+            sentences.append(f"{where}{text.removesuffix('.')}{whose}.")
+        untested = [task for task in self.trained_tasks if not self._tested(task)]
+        if untested:
+            sentences.append(f"{', '.join(untested)}: scored on the dev rows that chose the rate too.")
+        return sentences
 
-    def _means(self, names: Sequence[str], task: str, size: int | None) -> list[float]:
-        return [found.mean for name in names if (found := self.summary((name, task, size))) is not None]
-
-    def majority(self, task: str, size: int | None) -> float:
-        """What always answering the majority class scores."""
-        found = self._first.get((task, size))
-        return found.majority if found else 0.0
-
-    @property
-    def done(self) -> list[Result]:
-        """The results that are there."""
-        return [result for result in self.results.values() if result is not None]
-
-    def blocks(self, tasks: Sequence[str] = ()) -> Iterator[tuple[str, int | None]]:
-        """The places that count as evidence."""
-        for task in tasks or self.own:
-            if task in self.own:
-                yield from ((task, size) for size in self.sizes(task) if (task, size) not in self.silent)
-
-    def quantity(self, name: str, cell: Cell) -> dict[int, float]:
-        """A quantity of each seed of a cell, in points (epochs in epochs)."""
-        chosen = self.chosen(cell)
-        if name in ("spread", "failed"):
-            return self._over_seeds(name, chosen)
-        measure = self.points if name == "score" else _QUANTITIES[name]
-        found = {seed: measure(result) for seed, result in chosen.items()}
-        return {seed: value for seed, value in found.items() if value is not None}
-
-    def _over_seeds(self, name: str, chosen: Mapping[int, Result]) -> dict[int, float]:
-        if name == "failed":
-            return {0: 100 * sum(map(self.failed, chosen.values())) / len(chosen)} if len(chosen) > 1 else {}
-        values = [self.points(result) for result in chosen.values()]
-        return {0: standard_deviation(values)} if len(values) > 1 else {}
+    def _tested(self, task: str) -> bool:
+        done = [result for result in self.done if result.task == task and result.status == "done"]
+        return not done or any("test" in result.scores for result in done)
 
 
 def _named(some: Sequence[str], every: Sequence[str]) -> str:
     """Which methods of those that were run, in as few words as it takes."""
-    own, others = dict.fromkeys(some), [name for name in dict.fromkeys(every) if name not in some]
+    named = dict.fromkeys(some)
+    others = [name for name in dict.fromkeys(every) if name not in named]
     if not others:
         return ""
-    return f" ({'; '.join(own)})" if len(own) <= len(others) else f" (all but {'; '.join(others)})"
+    return f" ({'; '.join(named)})" if len(named) <= len(others) else f" (all but {'; '.join(others)})"
 
 
-def _mismatched(found: Mapping[Point, Result | None]) -> Iterator[tuple[Point, Result]]:
-    """MNLI's trials once more, as those of its mismatched dev set."""
-    for point, result in found.items():
-        if point.task == "mnli" and result is not None and OTHER_DEV in result.scores:
-            scores = {**result.scores, "dev": result.scores[OTHER_DEV]}
-            yield replace(point, task=MISMATCHED), replace(result, task=MISMATCHED, scores=scores)
-
-
-def gap(result: Result) -> float | None:
-    """Train score minus dev score of the kept checkpoint, in points."""
-    train, dev = result.score("train"), result.score("dev")
-    return None if train is None or dev is None else 100 * (train - dev)
-
-
-def fall(result: Result) -> float | None:
-    """How far the dev score fell from its best to the end of training, in points."""
-    curve = [score for _, _, score in result.evaluations]
-    return 100 * (max(curve) - curve[-1]) if curve else None
-
-
-def area(result: Result) -> float | None:
-    """How gently the training loss falls: its mean over training as a share of its start, in points."""
-    losses = [loss for _, loss in result.loss]
-    return 100 * math.fsum(losses) / len(losses) / losses[0] if losses and losses[0] > 0 else None
-
-
-def moved(result: Result, terms: Sequence[str] = ()) -> float | None:
-    """Mean absolute change of what moved (or of some terms), over terms and layers."""
-    names = terms or [name for name, values in result.change.items() if any(values)]
-    values = [v for name in names for v in result.change.get(name, ()) if v is not None]
-    return math.fsum(values) / len(values) if values else None
-
-
-def _epochs(result: Result) -> float | None:
-    return result.best_epoch or None
-
-
-_QUANTITIES: dict[str, Callable[[Result], float | None]] = {"gap": gap, "fall": fall, "area": area, "epochs": _epochs}
+def _views(study: Study, results: Mapping[Point, Result | None]) -> Iterator[tuple[Point, Result]]:
+    """The trials of a task once more for each of its views, scored on the view's part."""
+    for name, view in study.views.items():
+        for point, result in results.items():
+            if result is not None and point.task == view.of and view.part in result.scores:
+                scores = {**result.scores, "dev": result.scores[view.part], "test": result.scores[view.part]}
+                yield replace(point, task=name), replace(result, task=name, scores=scores)

@@ -5,191 +5,302 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import files
+from ..study import grid
 from ..study.spec import Figure, Method, Study
 from ..study.store import Results
-from .figures import figures
+from . import drawing
+from . import figures as figures_of
 from .findings import Findings
-from .html import Cell, Grid, Html, join, page, plain, tag
-from .tables import audit, costs, counted_wins, gaps, tables
-from .verdicts import FAILS, HOLDS, Verdict, judge
+from .page import Grid, markup, plain, render
+from .published import published
+from .statistics import Place
+from .tables import audit, costs, counted_wins, gaps, published_tables, tables
+from .verdicts import GENERAL_BASES, GENERAL_PLACES, GENERAL_TASKS, OPEN, Comparison, Verdict, judge
 
 METHOD_NOTE = (
-    "Differences are paired over seed x task blocks: the same seed and data under both methods. p is corrected by Holm "
-    "over all comparisons of the study. Equality is shown by an equivalence test with the margin given, because no "
-    "significant difference is not equality. A claim does not hold where the data speak against it: that one is "
-    "better, where the interval reaches to 0 and lies below what matters (a point, unless the claim says otherwise); "
-    "that two are equal, where it excludes 0 and the mean exceeds the margin; that something is small, where it lies "
-    "above the margin. Blocks of one task are not independent of that task, so a verdict speaks for these tasks and "
-    "bases only."
+    "A place is one task on one base. Its effect is the mean difference over seeds, with the same seed and data under "
+    "both methods; its interval comes from the seeds and from a paired bootstrap over the test rows. Over places the "
+    "effect is a random-effects mean. Its interval is the wider of Hartung and Knapp's and of one that adds the "
+    "variance between tasks and the variance between bases, because places of one task or one base are not "
+    "independent. A claim holds, is refuted, or makes no difference that matters by a one-sided test of its own (for "
+    "'as good as': worse by less than the margin); otherwise it is open. Levels are corrected by Holm over the claims "
+    "of the study, and the interval shown is the one at the corrected level. A verdict in general needs at least "
+    f"{GENERAL_PLACES} places from {GENERAL_TASKS} tasks and {GENERAL_BASES} bases; an outlined verdict speaks for "
+    "its places only. A place counts if the methods, averaged, beat the majority class beyond their interval. Rates "
+    "and checkpoints are chosen on dev and judged on test rows that no choice has seen. A cell whose best rate is the "
+    "smallest or largest tried is left out."
 )
-
-KEY = (
-    "Error bars and bands are 95% intervals of the mean over seeds; a diamond is the published value, a dashed line "
-    "the majority class (or 0). Axes do not start at 0. Thin curves are single rounds, the bold one is their median."
-)
-
 CURVES = (
-    Figure("Loss of every round", "loss", "Training and dev loss at the chosen rate."),
-    Figure("Dev score of every round", "score", "At the chosen rate."),
+    Figure("Loss of every round", "loss", "Training and dev loss."),
+    Figure("Dev score of every round", "score", ""),
 )
+CSS = {
+    "holds": "holds",
+    "refuted": "refuted",
+    "no difference that matters": "small-difference",
+    "open": "open",
+}
 
 
-def write(study: Study, results: Results, folder: Path | None = None) -> tuple[Path, Path]:
-    """Write the page and the Markdown of a study; where they are."""
-    place = folder or results.folder / study.name
-    bases = [Findings.of(study, manifest, results) for manifest in _told_apart(results.manifests(study.name))]
-    verdicts = judge(study, bases)
-    html, markdown = place / "report.html", place / "report.md"
+@dataclass(frozen=True)
+class Drawing:
+    """A panel as a page needs it."""
+
+    title: str
+    words: str
+    svg: Any
+
+
+@dataclass(frozen=True)
+class DrawnFigure:
+    """A figure with its panels."""
+
+    name: str
+    caption: str
+    key: str
+    drawings: list[Drawing]
+
+
+def read(study: Study, results: Results) -> list[Findings]:
+    """The findings of a study, base by base."""
+    return [Findings.of(study, manifest, results) for manifest in _distinct(results.manifests(study.name))]
+
+
+def write(study: Study, results: Results, folder: Path | None = None, figures: str | None = None) -> tuple[Path, Path]:
+    """Write the page and the Markdown of a study, and its figures as `figures` (png or pdf); where the first two are."""
+    figures_of.check(study)
+    target = folder or results.folder / study.name
+    bases = read(study, results)
+    verdicts = judge(study, bases, published(study))
+    html, markdown = target / "report.html", target / "report.md"
     files.replace(html, as_html(study, bases, verdicts).encode())
     files.replace(markdown, as_markdown(study, bases, verdicts).encode())
+    if figures is not None:
+        for figure in study.figures:
+            for panel in figures_of.panels(figure, study, bases):
+                drawing.save(panel, target / "figures", figure.name, figures)
     return html, markdown
 
 
-def _told_apart(manifests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Bases of one name, with a part of their fingerprint."""
+def _distinct(manifests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Manifests in which bases of one name also have a part of their fingerprint in it."""
     names = Counter(manifest["base"]["name"] for manifest in manifests)
-    return [
-        manifest
-        if names[(base := manifest["base"])["name"]] == 1
-        else {**manifest, "base": {**base, "name": f"{base['name']} ({base['fingerprint'][:6]})"}}
-        for manifest in manifests
-    ]
+    told = []
+    for manifest in manifests:
+        base = manifest["base"]
+        if names[base["name"]] > 1:
+            base = {**base, "name": f"{base['name']} ({base['fingerprint'][:6]})"}
+        told.append({**manifest, "base": base})
+    return told
+
+
+# ---- the page
 
 
 def as_html(study: Study, bases: Sequence[Findings], verdicts: Sequence[Verdict]) -> str:
-    """The page."""
-    body = [
-        *_head(study, bases),
-        *([tag("h2", "Verdicts"), *map(_card, verdicts), tag("p", METHOD_NOTE, class_="small")] if verdicts else []),
-        *_section("Tables", [grid.html() for grid in tables(study, bases)] + _wins(study, bases)),
-        *_section("Figures", _drawn(study, bases)),
-        *_section("Generalisation, cost, parameters", [
-            part(findings).html() for findings in bases if findings.done for part in (gaps, costs, audit)
-        ]),
-        *_section("Protocol", _protocol(study, bases)),
-        *_section("How to reproduce", _reproduce(study, bases)),
-    ]  # fmt: skip
-    return page(f"{study.name}: {study.title}", body)
+    """The page of a study."""
+    ran = [findings for findings in bases if findings.done]
+    details = [part(findings) for findings in ran for part in (gaps, costs, audit)]
+    wins = [counted_wins(findings, table) for table in study.tables for findings in ran]
+    return render(
+        "study.html",
+        title=f"{study.name}: {study.title}",
+        study=study,
+        states=[state(findings) for findings in bases],
+        cost=cost_in_words(study),
+        verdicts=[card(verdict) for verdict in verdicts],
+        conditions=" ".join(conditions(findings) for findings in ran),
+        method_note=METHOD_NOTE,
+        tables=tables(study, ran),
+        published_tables=published_tables(study, ran),
+        wins=[text for text in wins if text],
+        figures=[drawn(figure, study, ran) for figure in study.figures],
+        markers=_markers(ran),
+        curves=_curves(study, ran),
+        details=details,
+        protocol=protocol_grid(study),
+        differences=[(findings.base, _differences(findings)) for findings in bases],
+        remarks=_remarks(study),
+        reproduce=_reproduce(study, bases),
+    )
 
 
-def _section(name: str, parts: Sequence[Html]) -> list[Html]:
-    return [tag("h2", name), *parts] if parts else []
+def drawn(figure: Figure, study: Study, bases: Sequence[Findings]) -> DrawnFigure:
+    """A figure drawn for a page."""
+    panels = figures_of.panels(figure, study, bases)
+    drawings = [Drawing(panel.title, panel.words, markup(drawing.svg(panel.figure))) for panel in panels]
+    return DrawnFigure(figure.name, figure.caption, figures_of.KINDS[figure.kind].key, drawings)
 
 
-def _drawn(study: Study, bases: Sequence[Findings]) -> list[Html]:
-    drawn = [_figure(figure.name, figure.caption, drawing) for figure, drawing in figures(study, bases)]
-    return [tag("p", KEY, class_="small"), *drawn, *_curves(study, bases)] if drawn else _curves(study, bases)
+def _curves(study: Study, bases: Sequence[Findings]) -> list[DrawnFigure]:
+    """Loss and dev score of every round, where the study has no such figure of its own."""
+    kinds = {figure.kind for figure in study.figures}
+    made = [drawn(figure, study, bases) for figure in CURVES if figure.kind not in kinds]
+    return [figure for figure in made if figure.drawings]
 
 
-def _curves(study: Study, bases: Sequence[Findings]) -> list[Html]:
-    """Loss and dev score of every round, folded, where the study has no such figure of its own."""
-    own = {figure.kind for figure in study.figures}
-    more = tuple(figure for figure in CURVES if figure.kind not in own)
-    drawn = figures(replace(study, figures=more), [findings for findings in bases if findings.done])
-    return [
-        tag("details", tag("summary", figure.name), tag("p", figure.caption, class_="small"), drawing)
-        for figure, drawing in drawn
-        if bases
-    ]
-
-
-def _figure(name: str, caption: str, drawing: Html) -> Html:
-    return tag("section", tag("h3", name), tag("p", caption, class_="small") if caption else "", drawing)
-
-
-def _head(study: Study, bases: Sequence[Findings]) -> list[Html]:
-    badges = [tag("span", text, class_="badge") for text in (f"paper: {study.paper}", *study.covers)]
-    parts = [tag("h1", study.title), tag("p", study.about, class_="lead") if study.about else Html(""), join(badges)]
-    if not bases:
-        command = tag("code", f"bitfit study run {study.name}")
-        parts.append(tag("p", "Nothing has been run yet. The tables below hold the published numbers only; ", command,
-                         " fills them.", class_="empty"))  # fmt: skip
-    return [*parts, *(tag("p", state(findings)) for findings in bases)]
+def _markers(bases: Sequence[Findings]) -> list[str]:
+    """Which mark stands for which base, where there are several."""
+    if len(bases) < 2:
+        return []
+    names = ("circle", "square", "diamond", "triangle up", "triangle down", "plus", "cross", "star")
+    return [f"{names[n % len(names)]}: {findings.base}" for n, findings in enumerate(bases)]
 
 
 def state(findings: Findings) -> str:
     """How far a study is on a base, in a sentence."""
-    found = [result for result in findings.trials.values() if result is not None]
-    done, wanted = len(found), len(findings.trials)
-    lost = sum(result.status == "diverged" for result in found)
+    trials = findings.trials
+    done = [result for result in trials.values() if result is not None]
+    lost = sum(result.status == "diverged" for result in done)
     seeds = len({point.seed for point in findings.results})
-    said = (
-        f"{findings.base}: {done} of {wanted} trials are done, up to {seeds} seed{'s' if seeds != 1 else ''} per cell"
-    )
-    return said + (f", {lost} diverged" if lost else "") + ("." if done == wanted else "; the rest is missing below.")
+    told = f"{findings.base}: {len(done)} of {len(trials)} trials are done, up to {_count(seeds, 'seed')} per cell"
+    told += f", {lost} diverged" if lost else ""
+    return told + ("." if len(done) == len(trials) else "; the rest is missing below.")
 
 
-def _card(verdict: Verdict) -> Html:
-    kind = {HOLDS: "holds", FAILS: "fails"}.get(verdict.verdict, "open")
-    head = tag(
-        "p",
-        tag("b", verdict.claim.id),
-        " ",
-        verdict.claim.text,
-        " ",
-        tag("span", verdict.verdict, class_=f"verdict {kind}"),
-    )
+def conditions(findings: Findings) -> str:
+    """Under which conditions a base was run, for verdicts: rows, epochs and seeds of each task."""
+    by_setting: dict[str, list[str]] = {}
+    for task in findings.trained_tasks:
+        by_setting.setdefault(_setting(findings, task), []).append(task)
+    told = "; ".join(f"{', '.join(tasks)}: {setting}" for setting, tasks in by_setting.items())
+    return f"{findings.base} ({findings.parameters / 1e6:.1f}M parameters) on {told}."
+
+
+def _setting(findings: Findings, task: str) -> str:
+    sizes = [findings.rows(task, size) for size in findings.sizes(task)]
+    rows = f"{sizes[0]:,}" if len(sizes) == 1 else f"{min(sizes):,} to {max(sizes):,}"
+    frames = [run["frames"][task] for run in findings.manifest["runs"] if task in run["frames"]]
+    epochs = {frame["epochs"] for frame in frames if "epochs" in frame}
+    points = [point for point in findings.results if point.task == task]
+    seeds = len({point.seed for point in points})
+    told = [f"{rows} training rows"]
+    told += [f"{'/'.join(map(str, sorted(epochs)))} epochs"] if epochs else []
+    return ", ".join([*told, _count(seeds, "seed")])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+# ---- verdicts in words
+
+
+def card(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as the template shows it."""
+    claim = verdict.claim
     several = len(verdict.comparisons) > 1
-    lines = [
-        tag("li", part.says, ": ", tag("b", part.shown), _told_p(part.p), f"; {part.verdict}" if several else "",
-            tag("small", f"{part.test}; {part.places}"))
-        for part in verdict.comparisons
-    ]  # fmt: skip
-    return tag("section", head, tag("ul", *lines), class_="claim")
+    parts = [
+        {
+            "says": one.says,
+            "shown": effect_in_words(one),
+            "outcome": one.outcome if several else "",
+            "details": details_in_words(one),
+            "left_out": one.left_out,
+            "published": _published_words(verdict, n),
+        }
+        for n, one in enumerate(verdict.comparisons)
+    ]
+    return {
+        "text": claim.text,
+        "paper": claim.paper or "this study",
+        "where": claim.where,
+        "outcome": verdict.outcome,
+        "shown": outcome_in_words(verdict),
+        "general": verdict.general,
+        "css": CSS[verdict.outcome],
+        "scope": scope_in_words(verdict),
+        "parts": parts,
+        "needs": verdict.needs,
+    }
 
 
-def _told_p(value: float | None) -> str:
-    return ", too few blocks for a test" if value is None else f", p {_p(value)}"
+def outcome_in_words(verdict: Verdict) -> str:
+    """The outcome, with its scope where it is not general."""
+    if verdict.outcome == OPEN or verdict.general:
+        return verdict.outcome
+    return f"{verdict.outcome}, on these places"
 
 
-def _p(value: float | None) -> str:
-    return "–" if value is None else "< 0.001" if value < 0.001 else f"= {value:.3f}"
+def scope_in_words(verdict: Verdict) -> str:
+    """The places a verdict is made on."""
+    places = [place for one in verdict.comparisons if one.estimate for place in one.estimate.places]
+    if not places:
+        return ""
+    return f"Judged on {places_in_words(places)}."
+
+
+def places_in_words(places: Sequence[Place]) -> str:
+    """Bases with their tasks."""
+    by_base: dict[str, dict[str, None]] = {}
+    for one in places:
+        by_base.setdefault(one.base, {})[one.task] = None
+    return "; ".join(f"{base}: {', '.join(tasks)}" for base, tasks in by_base.items())
+
+
+def effect_in_words(one: Comparison) -> str:
+    """The mean effect with its interval."""
+    if one.estimate is None:
+        return "no place counts yet"
+    unit = one.test.unit(one.part)
+    interval = one.estimate.interval(one.level)
+    reach = f" ({interval[0]:+.2f} to {interval[1]:+.2f})" if interval else ""
+    return f"{one.estimate.mean:+.2f}{reach} {unit}, {_count(len(one.estimate.places), 'place')}"
+
+
+def details_in_words(one: Comparison) -> str:
+    """The level of the interval, what could have been seen, and the effect on each base."""
+    told = []
+    ps, found = one.ps, one.estimate
+    if found is not None and ps is not None:
+        told.append(f"{100 * (1 - 2 * one.level):.3g}% interval; p for {_p(ps.holds)}, against {_p(ps.refuted)}")
+        seen = found.detectable(one.levels.holds)
+        told.append(f"could have seen {seen:.1f} {one.test.unit(one.part)}" if seen is not None else "")
+    elif found is not None:
+        told.append("too few places for a test")
+    if len(one.by_base) > 1:
+        told.append(", ".join(f"{base} {each.mean:+.2f}" for base, each in one.by_base.items()))
+    return "; ".join(text for text in told if text)
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _published_words(verdict: Verdict, n: int) -> str:
+    one = verdict.published[n] if n < len(verdict.published) else None
+    if one is None or one.estimate is None:
+        return ""
+    return f"{effect_in_words(one)}; {one.outcome}"
 
 
 def verdict_grid(verdicts: Sequence[Verdict]) -> Grid:
-    """Every claim with its comparisons and what follows."""
-    rows: list[list[Cell | str]] = []
+    """Every claim with its comparisons and what follows, as a table."""
+    rows = []
     for verdict in verdicts:
-        for n, part in enumerate(verdict.comparisons):
-            p = _p(part.p).removeprefix("= ")
-            rows.append([
-                verdict.claim.id if n == 0 else "", verdict.claim.text if n == 0 else "", part.says,
-                verdict.verdict if n == 0 else "", part.shown, p, f"{part.test}; {part.places}",
-            ])  # fmt: skip
-    head = ["", "claim", "comparison", "verdict", "mean difference (95% interval)", "p", "test, bases, tasks"]
-    return Grid("Claims", head, rows)
+        source = f"{verdict.claim.paper}, {verdict.claim.where}".removesuffix(", ")
+        told = [verdict.claim.text, source, outcome_in_words(verdict)]
+        if not verdict.comparisons:
+            rows.append([*told, verdict.claim.untested, "", ""])
+        for n, one in enumerate(verdict.comparisons):
+            first = told if n == 0 else ["", "", ""]
+            rows.append([*first, one.says, effect_in_words(one), details_in_words(one)])
+    head = ["claim", "claimed by", "verdict", "comparison", "effect", "details"]
+    return Grid("Claims", head, rows, texts=range(len(head)))
 
 
-def _wins(study: Study, bases: Sequence[Findings]) -> list[Html]:
-    said = [counted_wins(findings, table) for table in study.tables for findings in bases]
-    return [tag("p", text) for text in said if text]
+# ---- protocol
 
 
-def _protocol(study: Study, bases: Sequence[Findings]) -> list[Html]:
-    parts = [
-        Grid("The paper's protocol", ["", ""], [[name, Cell(text, "", "text")] for name, text in facts(study)]).html()
-    ]
-    for findings in bases:
-        skipped = findings.manifest["skipped"]
-        parts.append(tag("h3", f"What differs from it on {findings.base}"))
-        listed = [*findings.differences, *(f"{name} was left out: {why}" for name, why in skipped.items())]
-        parts.append(_list(listed) if listed else tag("p", "Nothing."))
-    for title, texts in (
-        ("The text leaves open", study.protocol.not_stated),
-        ("Numbers of the papers that contradict each other", study.contradictions),
-    ):
-        if texts:
-            parts += [tag("h3", title), _list(texts)]
-    return parts
-
-
-def _list(texts: Sequence[str]) -> Html:
-    return tag("ul", *(tag("li", text) for text in texts))
+def protocol_grid(study: Study) -> Grid:
+    """The protocol as a table; what the paper does not state is marked as our choice."""
+    rows = [[name, text] for name, text in facts(study)]
+    return Grid("The paper's protocol", ["", ""], rows, texts=(0, 1))
 
 
 def facts(study: Study) -> list[tuple[str, str]]:
@@ -201,55 +312,109 @@ def facts(study: Study) -> list[tuple[str, str]]:
         "test": "scored on test",
     }
     rounds = ", ".join(f"{task} {count}" for task, count in protocol.rounds_by_task.items())
-    return [
-        ("model", f"{protocol.model} (cased: {protocol.cased})"),
-        ("optimiser", f"{protocol.optimiser}, {protocol.schedule} rate, weight decay {protocol.weight_decay:g}"),
-        ("batch sizes", ", ".join(map(str, protocol.batch))),
-        ("epochs", f"{protocol.epochs}, {protocol.evals_per_epoch} evaluations each; the best checkpoint counts"),
-        ("rounds", f"{protocol.rounds}" + (f" ({rounds})" if rounds else "")),
-        ("split", splits[protocol.split]),
-        ("maximum length", str(protocol.max_length)),
-        *((method.name, _settings(method)) for method in study.methods),
-    ]  # fmt: skip
+    settings = (
+        ("model", "model", f"{protocol.model} (cased: {protocol.cased})"),
+        ("optimiser", "optimiser", protocol.optimiser),
+        ("schedule", "schedule", f"{protocol.schedule} rate"),
+        ("weight_decay", "weight decay", f"{protocol.weight_decay:g}"),
+        ("clip", "gradient clipping", f"{protocol.clip:g}" if protocol.clip else "none"),
+        ("batch", "batch sizes", ", ".join(map(str, protocol.batch))),
+        ("epochs", "epochs", f"{protocol.epochs}"),
+        ("evals_per_epoch", "evaluations per epoch", f"{protocol.evals_per_epoch}; the best checkpoint counts"),
+        ("rounds", "rounds", f"{protocol.rounds}" + (f" ({rounds})" if rounds else "")),
+        ("split", "split", splits[protocol.split]),
+        ("max_length", "maximum length", f"{protocol.max_length}"),
+    )
+    told = []
+    for key, name, text in settings:
+        told.append((name, f"{text} (our choice: the paper does not say)" if key in protocol.unstated else text))
+    return [*told, *((method.name, _settings(method)) for method in study.methods)]
 
 
 def _settings(method: Method) -> str:
-    rates = ", ".join(f"{rate:g}" for rate in method.rates)
-    return f"{method.select}; head {method.head}; init {method.init}; dropout {method.dropout}; rates {rates}"
+    told = [method.select, f"rates {_rates(method.rates)}"]
+    if method.rates_by_task:
+        by_task = ", ".join(f"{task} {_rates(rates)}" for task, rates in method.rates_by_task.items())
+        told = [method.select, f"rates {by_task}; elsewhere {_rates(method.rates)}"]
+    told += [f"head {method.head}"] if method.head != "full" else []
+    told += [f"starts from {method.init}"] if method.init != "keep" else []
+    told += [f"dropout {method.dropout}"] if method.dropout != "on" else []
+    told += [method.note] if method.note else []
+    return "; ".join(told)
 
 
-def _reproduce(study: Study, bases: Sequence[Findings]) -> list[Html]:
-    parts = []
+def _rates(rates: Sequence[float]) -> str:
+    return ", ".join(f"{rate:g}" for rate in rates)
+
+
+def _differences(findings: Findings) -> list[str]:
+    skipped = [f"{name} was left out: {why}" for name, why in findings.manifest["skipped"].items()]
+    return [*findings.differences, *skipped]
+
+
+def _remarks(study: Study) -> list[tuple[str, Sequence[str]]]:
+    named = (
+        ("The text leaves open", study.protocol.not_stated),
+        ("Numbers and statements of the papers that contradict each other", study.contradictions),
+        ("Notes", study.notes),
+    )
+    return [(heading, texts) for heading, texts in named if texts]
+
+
+def cost_in_words(study: Study) -> str:
+    """What a study costs as the paper did it."""
+    trials, seconds = grid.estimate(study)
+    days = seconds / 86400
+    time = f"{days:,.0f} days" if days >= 2 else f"{seconds / 3600:.1f} hours"
+    return f"{trials:,} trials, about {time} of one slow core"
+
+
+def _reproduce(study: Study, bases: Sequence[Findings]) -> list[dict[str, Any]]:
+    told = []
     for findings in bases:
-        manifest = findings.manifest
-        seeds = sorted({point.seed for point in findings.results})
+        manifest, base = findings.manifest, findings.manifest["base"]
         versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
-        base = manifest["base"]
-        parts += [
-            *(tag("p", tag("code", shlex.join(run["command"]))) for run in manifest["runs"]),
-            tag("p", f"Data read: {_digests(manifest)}.", class_="small"),
-            tag("p", f"{base['name']} ({base['fingerprint']}, {base['layers']} layers, {base['width']} wide, "
-                     f"{base['parameters']:,} parameters); {versions}; {manifest['threads']} threads; seeds "
-                     f"{', '.join(map(str, seeds))}.", class_="small"),
-        ]  # fmt: skip
-    return parts or [tag("p", tag("code", f"bitfit study run {study.name}"))]
+        seeds = ", ".join(map(str, sorted({point.seed for point in findings.results})))
+        facts_of_base = (
+            f"{base['name']} ({base['fingerprint']}, {base['layers']} layers, {base['width']} wide, "
+            f"{base['parameters']:,} parameters); {versions}; {_count(manifest['threads'], 'thread')}; seeds {seeds}. "
+            f"Data read: {_digests(manifest)}."
+        )
+        told.append({"commands": [shlex.join(run["command"]) for run in manifest["runs"]], "facts": facts_of_base})
+    return told or [{"commands": [f"bitfit study run {study.name}"], "facts": ""}]
 
 
 def _digests(manifest: Mapping[str, Any]) -> str:
-    found = {task: frame.get("data", "") for run in manifest["runs"] for task, frame in run["frames"].items()}
-    return ", ".join(f"{task} {digest}".rstrip() for task, digest in found.items()) or "none"
+    digests = {}
+    for run in manifest["runs"]:
+        for task, frame in run["frames"].items():
+            digests[task] = frame.get("data", "")
+    return ", ".join(f"{task} {digest}".rstrip() for task, digest in digests.items()) or "none"
+
+
+# ---- Markdown
 
 
 def as_markdown(study: Study, bases: Sequence[Findings], verdicts: Sequence[Verdict]) -> str:
     """The same tables in Markdown."""
+    ran = [findings for findings in bases if findings.done]
     parts = [f"# {plain(study.title)}\n", plain(study.about) + "\n" if study.about else ""]
-    parts += [plain(state(findings)) + "\n" for findings in bases] or ["Nothing has been run yet.\n"]
+    parts += [plain(state(findings)) + "\n" for findings in bases]
+    if not bases:
+        parts.append(f"Nothing has been run yet. As the paper did it, the study takes {cost_in_words(study)}.\n")
+    parts += [plain(conditions(findings)) + "\n" for findings in ran]
     parts += [verdict_grid(verdicts).markdown()] if verdicts else []
-    parts += [grid.markdown() for grid in tables(study, bases)]
-    parts += [part(findings).markdown() for findings in bases if findings.done for part in (gaps, costs, audit)]
+    parts += [table.markdown() for table in tables(study, ran)]
+    parts += [part(findings).markdown() for findings in ran for part in (gaps, costs, audit)]
+    parts.append(protocol_grid(study).markdown())
+    for heading, texts in _remarks(study):
+        parts.append(f"### {heading}\n")
+        parts.append("".join(f"- {plain(text)}\n" for text in texts))
     for findings in bases:
         parts.append(f"### What differs from the protocol on {plain(findings.base)}\n")
-        parts.append("".join(f"- {plain(text)}\n" for text in findings.differences) or "Nothing.\n")
+        parts.append("".join(f"- {plain(text)}\n" for text in _differences(findings)) or "Nothing.\n")
         commands = [shlex.join(run["command"]) for run in findings.manifest["runs"]]
-        parts += [f"Reproduce: `{command.replace('`', '')}`\n" for command in commands]
+        parts += [f"```\n{command.replace('```', '')}\n```\n" for command in commands]
     return "\n".join(part for part in parts if part)
+
+

@@ -1,21 +1,26 @@
-"""Statistics that decide claims: means, intervals, paired t-tests, equivalence, Holm. Exact, in plain Python.
+"""Statistics that decide claims: an effect per place, a random-effects mean over places, one-sided tests, Holm.
 
-No numpy and no scipy: a report must open in a blink, and a few hundred numbers need neither; tests check against scipy.
+A place is one task on one base. Seeds and test rows give each place an interval; only the variation between places
+says whether a claim holds elsewhere, because the seeds of one place share their task, their base and their test rows.
+scipy and numpy are imported where they are used.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Literal
 
 LEVEL = 0.05
+POWER = 0.8
+Side = Literal["above", "below"]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean, standard deviation over the values and a 95% interval of the mean; None where one value says nothing."""
+    """Mean, standard deviation and 95% interval of the mean of some values; None where one value says nothing."""
 
     count: int
     mean: float
@@ -25,129 +30,235 @@ class Summary:
 
 
 def summary(values: Sequence[float]) -> Summary:
-    """What several rounds come to."""
-    count, mean = len(values), math.fsum(values) / len(values)
+    """Summarise the scores of several seeds."""
+    count, mean = len(values), statistics.fmean(values)
     if count < 2:
         return Summary(count, mean, None, None, None)
-    deviation = standard_deviation(values)
-    reach = quantile(0.975, count - 1) * deviation / math.sqrt(count)
+    deviation = statistics.stdev(values)
+    reach = t_quantile(0.975, count - 1) * deviation / math.sqrt(count)
     return Summary(count, mean, deviation, mean - reach, mean + reach)
 
 
-def standard_deviation(values: Sequence[float]) -> float:
-    """The sample standard deviation, divided by n - 1."""
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+@dataclass(frozen=True)
+class Place:
+    """The effect on one task of one base, with the variance that its seeds and test rows explain."""
+
+    base: str
+    task: str
+    effect: float
+    variance: float = 0.0
+    freedom: float = math.inf
+    seeds: int = 1
+    rows: int = 0
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval from seeds and test rows; None where neither is known."""
+        if self.variance <= 0:
+            return None
+        reach = t_quantile(0.975, self.freedom) * math.sqrt(self.variance)
+        return self.effect - reach, self.effect + reach
 
 
-def p_above(differences: Sequence[float], bound: float = 0.0) -> float:
-    """One-sided paired t-test: how surprising these differences are if their true mean is not above `bound`."""
-    found = summary(differences)
-    assert found.deviation is not None
-    if found.deviation < 1e-9:  # blocks that do not vary show what is within a margin, and no more than that
-        return 0.0 if bound < 0 and found.mean > bound + 1e-9 else 1.0
-    t = (found.mean - bound) / (found.deviation / math.sqrt(found.count))
-    return 1 - distribution(t, found.count - 1)
+def place(base: str, task: str, by_seed: Sequence[float], from_rows: float = 0.0, rows: int = 0) -> Place:
+    """A place from its effect for each seed and the variance of their mean over the test rows.
+
+    No effect is known better than to one test row, whatever the seeds agree on.
+    """
+    effect = statistics.fmean(by_seed)
+    from_seeds = statistics.variance(by_seed) / len(by_seed) if len(by_seed) > 1 else 0.0
+    one_row = (100 / rows) ** 2 if rows else 0.0
+    variance = from_seeds + max(from_rows, one_row)
+    # Welch and Satterthwaite: the seeds' share of the variance is known as well as there are seeds.
+    freedom = (len(by_seed) - 1) * (variance / from_seeds) ** 2 if from_seeds > 0 else math.inf
+    return Place(base, task, effect, variance, freedom, len(by_seed), rows)
 
 
-def p_equal(differences: Sequence[float], margin: float) -> float:
-    """Two one-sided tests: how surprising these differences are if the true mean is at least `margin` away from 0."""
-    return max(p_above(differences, -margin), p_above([-value for value in differences], -margin))
+@dataclass(frozen=True)
+class Spread:
+    """A standard error and its degrees of freedom."""
+
+    error: float
+    freedom: float
 
 
-def holm(values: Sequence[float]) -> list[float]:
-    """Holm's correction: p-values that keep the chance of any false alarm among them at its level."""
-    order = sorted(range(len(values)), key=lambda i: values[i])
-    corrected, worst = [0.0] * len(values), 0.0
-    for rank, i in enumerate(order):
-        worst = max(worst, min(1.0, (len(values) - rank) * values[i]))
-        corrected[i] = worst
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over places and the standard errors it may have; a test uses the one that decides least."""
+
+    mean: float
+    spreads: tuple[Spread, ...]
+    places: tuple[Place, ...]
+
+    def p(self, side: Side, bound: float) -> float:
+        """One-sided p-value of the claim that the true mean lies above (below) the bound."""
+        ahead = self.mean - bound if side == "above" else bound - self.mean
+        if not self.spreads:
+            return 1.0
+        return max(_p_value(ahead, spread) for spread in self.spreads)
+
+    def p_within(self, margin: float) -> float:
+        """Two one-sided tests: p-value of the claim that the true mean is less than the margin away from 0."""
+        return max(self.p("above", -margin), self.p("below", margin))
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float] | None:
+        """The interval that excludes a bound exactly where the one-sided test at this level does."""
+        if not self.spreads:
+            return None
+        reach = max(t_quantile(1 - level, spread.freedom) * spread.error for spread in self.spreads)
+        return self.mean - reach, self.mean + reach
+
+    def detectable(self, level: float = LEVEL) -> float | None:
+        """The smallest true difference that a one-sided test at this level finds with a power of 80%."""
+        if not self.spreads:
+            return None
+        return max(
+            (t_quantile(1 - level, spread.freedom) + t_quantile(POWER, spread.freedom)) * spread.error
+            for spread in self.spreads
+        )
+
+
+def combine(places: Sequence[Place]) -> Estimate | None:
+    """The random-effects mean over places.
+
+    Its standard error is the larger of two: Hartung and Knapp's over places, and one for effects that the places of a
+    task or of a base share, which adds the variance between tasks and the variance between bases (Satterthwaite's
+    degrees of freedom). Where places of one kind are missing, the part of that kind is left out.
+    """
+    if not places:
+        return None
+    weights = _weights(places)
+    mean = math.fsum(weight * one.effect for weight, one in zip(weights, places, strict=True))
+    if len(places) < 2:
+        return Estimate(mean, (), tuple(places))
+    spreads = [_hartung_knapp(places, weights, mean), _crossed(places, weights)]
+    known = math.fsum(weight**2 * one.variance for weight, one in zip(weights, places, strict=True))
+    found = tuple(_at_least(spread, known) for spread in spreads if spread is not None)
+    return Estimate(mean, tuple(spread for spread in found if spread.error > 0), tuple(places))
+
+
+def _weights(places: Sequence[Place]) -> list[float]:
+    """Random-effects weights: inverse variances with the variance between places added, summing to 1."""
+    between = _between(places)
+    total = [one.variance + between for one in places]
+    if min(total) <= 0:
+        return [1 / len(places)] * len(places)
+    inverse = [1 / value for value in total]
+    return [value / math.fsum(inverse) for value in inverse]
+
+
+def _between(places: Sequence[Place]) -> float:
+    """Paule and Mandel's variance between places: the one that makes the weighted squares as large as expected."""
+    from scipy.optimize import brentq
+
+    def excess(between: float) -> float:
+        weights = [1 / (one.variance + between) for one in places]
+        mean = math.fsum(w * one.effect for w, one in zip(weights, places, strict=True)) / math.fsum(weights)
+        squares = math.fsum(w * (one.effect - mean) ** 2 for w, one in zip(weights, places, strict=True))
+        return squares - (len(places) - 1)
+
+    effects = [one.effect for one in places]
+    most = statistics.variance(effects) * len(places) if len(places) > 1 else 0.0
+    if most <= 0:
+        return 0.0
+    if min(one.variance for one in places) <= 0:
+        return statistics.variance(effects)
+    return float(brentq(excess, 0.0, most)) if excess(0.0) > 0 > excess(most) else 0.0
+
+
+def _hartung_knapp(places: Sequence[Place], weights: Sequence[float], mean: float) -> Spread:
+    squares = math.fsum(w * (one.effect - mean) ** 2 for w, one in zip(weights, places, strict=True))
+    freedom = len(places) - 1
+    return Spread(math.sqrt(squares / freedom), freedom)
+
+
+def _crossed(places: Sequence[Place], weights: Sequence[float]) -> Spread | None:
+    """The standard error where places of one task, and places of one base, have something in common."""
+    parts = [_between_groups(places, weights, [getattr(one, kind) for one in places]) for kind in ("task", "base")]
+    known = [part for part in parts if part is not None]
+    variance = math.fsum(part for part, _ in known)
+    if variance <= 0:
+        return None
+    freedom = variance**2 / math.fsum(part**2 / freedom for part, freedom in known if part > 0)
+    return Spread(math.sqrt(variance), freedom)
+
+
+def _between_groups(
+    places: Sequence[Place], weights: Sequence[float], groups: Sequence[str]
+) -> tuple[float, int] | None:
+    """The variance that groups of places add to the mean, and its degrees of freedom; None for a single group."""
+    effects: dict[str, list[float]] = {}
+    shares: dict[str, float] = {}
+    for one, weight, group in zip(places, weights, groups, strict=True):
+        effects.setdefault(group, []).append(one.effect)
+        shares[group] = shares.get(group, 0.0) + weight
+    if len(effects) < 2:
+        return None
+    between = statistics.variance([statistics.fmean(values) for values in effects.values()])
+    return math.fsum(share**2 for share in shares.values()) * between, len(effects) - 1
+
+
+def _at_least(spread: Spread, variance: float) -> Spread:
+    """A standard error no smaller than what seeds and test rows alone explain."""
+    return spread if spread.error**2 >= variance else Spread(math.sqrt(variance), spread.freedom)
+
+
+def regression(xs: Sequence[float], places: Sequence[Place]) -> Estimate | None:
+    """The slope of effects over x, with an intercept for each task; None where x does not vary within a task."""
+    centred_x, centred_y = _within_tasks(xs, places), _within_tasks([one.effect for one in places], places)
+    freedom = len(places) - len({one.task for one in places}) - 1
+    below = math.fsum(x * x for x in centred_x)
+    if below <= 0:
+        return None
+    slope = math.fsum(x * y for x, y in zip(centred_x, centred_y, strict=True)) / below
+    if freedom < 1:
+        return Estimate(slope, (), tuple(places))
+    left = math.fsum((y - slope * x) ** 2 for x, y in zip(centred_x, centred_y, strict=True))
+    error = math.sqrt(left / freedom / below)
+    return Estimate(slope, (Spread(error, freedom),) if error > 0 else (), tuple(places))
+
+
+def _within_tasks(values: Sequence[float], places: Sequence[Place]) -> list[float]:
+    """Values as distances from the mean of their task."""
+    by_task: dict[str, list[float]] = {}
+    for value, one in zip(values, places, strict=True):
+        by_task.setdefault(one.task, []).append(value)
+    return [value - statistics.fmean(by_task[one.task]) for value, one in zip(values, places, strict=True)]
+
+
+def holm(values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """Holm's correction: for each name the corrected p-value and the level its own p-value had to stay below."""
+    order = sorted(values, key=lambda name: values[name])
+    corrected: dict[str, tuple[float, float]] = {}
+    worst, level, failed = 0.0, LEVEL, False
+    for rank, name in enumerate(order):
+        left = len(order) - rank
+        worst = max(worst, min(1.0, left * values[name]))
+        # After the first that fails no other is tested: they keep its level.
+        level = level if failed else LEVEL / left
+        failed = failed or worst >= LEVEL
+        corrected[name] = worst, level
     return corrected
-
-
-def distribution(t: float, freedom: int) -> float:
-    """Student's distribution function."""
-    if math.isinf(t):
-        return 1.0 if t > 0 else 0.0
-    tail = 0.5 * incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
-    return 1 - tail if t > 0 else tail
-
-
-@lru_cache(maxsize=256)
-def quantile(share: float, freedom: int) -> float:
-    """The t below which a share of Student's distribution lies, by bisection."""
-    low, high = -1e6, 1e6
-    for _ in range(200):
-        middle = (low + high) / 2
-        if distribution(middle, freedom) < share:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
-
-
-def incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function, by its continued fraction."""
-    if x <= 0 or x >= 1:
-        return 0.0 if x <= 0 else 1.0
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    if x < (a + 1) / (a + b + 2):
-        return front * _fraction(a, b, x) / a
-    return 1 - front * _fraction(b, a, 1 - x) / b
-
-
-def _fraction(a: float, b: float, x: float) -> float:
-    """Lentz's evaluation of the continued fraction."""
-    tiny = 1e-300
-    c, d = 1.0, 1 / _away(1 - (a + b) * x / (a + 1), tiny)
-    value = d
-    for m in range(1, 500):
-        for term in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d, c = 1 / _away(1 + term * d, tiny), _away(1 + term / c, tiny)
-            value *= c * d
-        if abs(c * d - 1) < 1e-15:
-            break
-    return value
-
-
-def _away(value: float, tiny: float) -> float:
-    return value if abs(value) > tiny else tiny
 
 
 def spearman(xs: Sequence[float], ys: Sequence[float]) -> float | None:
     """Rank correlation; None where one side is constant."""
-    a, b = _ranks(xs), _ranks(ys)
-    mean = (len(a) + 1) / 2
-    above = math.fsum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True))
-    below = math.sqrt(math.fsum((x - mean) ** 2 for x in a) * math.fsum((y - mean) ** 2 for y in b))
-    return above / below if below else None
+    from scipy.stats import spearmanr
+
+    if len(set(xs)) < 2 or len(set(ys)) < 2:
+        return None
+    return float(spearmanr(xs, ys).statistic)
 
 
-def _ranks(values: Sequence[float]) -> list[float]:
-    ranks = [0.0] * len(values)
-    order = sorted(range(len(values)), key=lambda i: values[i])
-    start = 0
-    while start < len(order):
-        stop = start
-        while stop + 1 < len(order) and values[order[stop + 1]] == values[order[start]]:
-            stop += 1
-        for place in range(start, stop + 1):
-            ranks[order[place]] = (start + stop) / 2 + 1
-        start = stop + 1
-    return ranks
+def t_quantile(share: float, freedom: float) -> float:
+    """The value below which a share of Student's distribution lies."""
+    from scipy.special import ndtri, stdtrit
+
+    return float(ndtri(share) if math.isinf(freedom) else stdtrit(freedom, share))
 
 
-def median(values: Sequence[float]) -> float:
-    """The middle value."""
-    ordered, half = sorted(values), len(values) // 2
-    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
+def _p_value(ahead: float, spread: Spread) -> float:
+    from scipy.special import ndtr, stdtr
 
-
-def slope(xs: Sequence[float], ys: Sequence[float]) -> float | None:
-    """The slope of the least-squares line; None where x does not vary."""
-    x0, y0 = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
-    below = math.fsum((x - x0) ** 2 for x in xs)
-    return math.fsum((x - x0) * (y - y0) for x, y in zip(xs, ys, strict=True)) / below if below else None
+    t = -ahead / spread.error
+    return float(ndtr(t) if math.isinf(spread.freedom) else stdtr(spread.freedom, t))

@@ -1,58 +1,103 @@
-"""Our tables in the papers' own layout: our mean and deviation, the published value and the difference in each cell."""
+"""Our tables in the papers' layout: our mean and deviation in each cell, the published value beside it."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 
 from ..study.spec import Number, Row, Study, Table
-from .findings import Findings, gap
-from .html import Cell, Grid
+from .findings import Cell as Key
+from .findings import Findings
+from .page import Cell, Grid
+from .quantities import gap
 from .statistics import summary
 
 Rows = list[list[Cell | str]]
 AVERAGE = "average"
-SILENT = "No evidence: even full fine-tuning (or, without it, the best method) does not beat the majority class."
+SHARE = "% trained"
+PARTS = ("encoder", "embedding", "pooler")
+MARKS = {"without-evidence": "no evidence", "edge": "rate at the edge"}
+NOTES = {
+    "without-evidence": "No evidence: the methods, averaged, do not beat the majority class beyond their interval.",
+    "edge": "Rate at the edge: the best rate is the smallest or largest that was tried, so a better one may exist.",
+}
 
 
 def tables(study: Study, bases: Sequence[Findings]) -> list[Grid]:
-    """Every table of a study; those that are not about bases once per base."""
-    found = []
+    """The tables with numbers of ours; those that are not about bases once for each base."""
+    made = []
     for table in study.tables:
         if table.layout in ("numbers", "space"):
-            found.append(_printed(table))
-        elif any(row.base for row in table.rows):
-            found.append(_over_bases(table, bases))
+            continue
+        if any(row.base for row in table.rows):
+            made += [_over_bases(table, bases)] if bases else []
         else:
-            found += [_LAYOUTS[table.layout](table, findings) for findings in bases] or [_printed(table)]
+            made += [_LAYOUTS[table.layout](table, findings) for findings in bases if _has_cells(table, findings)]
     by_size = {table.task for table in study.tables if table.layout == "sizes"}
     for findings in bases if by_size else ():
         for task in findings.tasks:
             if task not in by_size:
-                name, caption = f"Training sizes, {task}", "A task that stands in none of the paper's tables."
-                found.append(_by_size(Table(name, "sizes", task=task, caption=caption), findings))
-    return found
+                caption = "A task that stands in none of the paper's tables."
+                made.append(_by_size(Table(f"Training sizes, {task}", "sizes", task=task, caption=caption), findings))
+    return made
 
 
-def compared(values: Sequence[float], published: Number | None, kind: str = "", digits: int = 1) -> Cell:
-    """Ours with its deviation over seeds; small: the paper's and how far ours is from it."""
+def published_tables(study: Study, bases: Sequence[Findings]) -> list[Grid]:
+    """The tables as published that have no number of ours beside them."""
+    made = []
+    for table in study.tables:
+        named = any(row.base for row in table.rows)
+        ours = bases and (named or any(_has_cells(table, findings) for findings in bases))
+        if table.layout in ("numbers", "space") or not ours:
+            made.append(_printed(table))
+    return made
+
+
+def _has_cells(table: Table, findings: Findings) -> bool:
+    """Whether a base has numbers for a table."""
+    return not table.task or table.task in findings.tasks
+
+
+def compared(
+    values: Sequence[float], number: Number | None, same: bool = False, kind: str = "", digits: int = 1
+) -> Cell:
+    """Ours with its deviation over seeds; beside it the paper's, with the difference where base and data agree."""
     if not values:
-        note = "" if published is None else f"paper {_published(published)}"
+        note = "" if number is None else f"paper {shown(number)}"
         return Cell("", note or "–", "missing")
-    found = summary(values)
-    spread = "" if found.deviation is None else f" ± {found.deviation:.{digits}f}"
-    note = "no evidence" if kind == "silent" else ""
-    if published is not None:
-        note = f"paper {_published(published)}, {found.mean - published.value:+.{digits}f}" + (note and f"; {note}")
-    return Cell(f"{found.mean:.{digits}f}{spread}", note, kind)
+    ours = summary(values)
+    spread = "" if ours.deviation is None else f" ± {ours.deviation:.{digits}f}"
+    notes = []
+    if number is not None:
+        notes.append(f"paper {shown(number)}" + (f", {ours.mean - number.value:+.{digits}f}" if same else ""))
+    if kind:
+        notes.append(MARKS[kind])
+    return Cell(f"{ours.mean:.{digits}f}{spread}", "; ".join(notes), kind)
 
 
-def _published(number: Number) -> str:
-    return f"{number.value:g}" + ("" if number.deviation is None else f" ± {number.deviation:g}")
+def shown(number: Number) -> str:
+    """A published number, a score with at least one decimal."""
+    text = f"{number.value:g}"
+    if text.isdigit() and number.value < 1000:
+        text = f"{number.value:.1f}"
+    return text + ("" if number.deviation is None else f" ± {number.deviation:g}")
+
+
+def _mark(findings: Findings, cell: Key) -> str:
+    if cell[1:] in findings.without_evidence:
+        return "without-evidence"
+    return "edge" if findings.at_edge(cell) else ""
+
+
+def _notes(rows: Rows) -> list[str]:
+    """The notes on the marks that a table's cells have."""
+    marks = {cell.kind for row in rows for cell in row if isinstance(cell, Cell)}
+    return [note for mark, note in NOTES.items() if mark in marks]
 
 
 def _value(row: Row, n: int) -> Number | None:
-    return row.values[n] if n < len(row.values) else None
+    return row.numbers[n] if n < len(row.numbers) else None
 
 
 def _title(table: Table, findings: Findings) -> str:
@@ -62,36 +107,65 @@ def _title(table: Table, findings: Findings) -> str:
 def _printed(table: Table) -> Grid:
     rows = []
     for row in table.rows:
-        cells = row.texts or tuple("–" if value is None else _published(value) for value in row.values)
+        cells = row.texts or tuple("–" if number is None else shown(number) for number in row.numbers)
         rows.append([row.label, *cells])
-    return Grid(f"{table.name} (as published)", ["", *table.columns], rows, table.caption)
+    texts = range(len(table.columns) + 1) if any(row.texts for row in table.rows) else (0,)
+    return Grid(f"{table.name} (as published)", ["", *table.columns], rows, table.caption, texts=texts)
 
 
 def _columns(table: Table, findings: Findings) -> list[str]:
-    """Tasks that were run and are not the paper's, then the paper's columns."""
+    """Tasks that were run, then those of the paper that were not."""
     named = [column for column in table.columns if column != AVERAGE]
-    more = [task for task in findings.tasks if task not in named] if named or not table.columns else []
-    last = [AVERAGE] if table.average or AVERAGE in table.columns else []
-    return [*more, *named, *last]
+    ran = [task for task in findings.tasks if named or not table.columns]
+    rest = [column for column in named if column not in ran]
+    return [*ran, *rest]
 
 
-def _shares(table: Table) -> list[str]:
-    """The papers' column of trained parameters, where they have it."""
-    return ["% param"] if any(row.share for row in table.rows) else []
+def trained_share(findings: Findings, method: str) -> str:
+    """How much of the base a method trains, without the head, counted."""
+    counts = findings.manifest["audit"].get(method)
+    if not counts:
+        return ""
+    return f"{sum(counts[part] for part in PARTS) / (counts['total'] or 1):.3%}"
+
+
+def _share(findings: Findings | None, row: Row) -> Cell:
+    """Our share of trained parameters, and the paper's."""
+    ours = trained_share(findings, row.method) if findings else ""
+    return Cell(ours, f"paper {row.share}" if row.share else "", "" if ours else "missing")
 
 
 def _by_task(table: Table, findings: Findings) -> Grid:
     columns = _columns(table, findings)
-    shares = _shares(table)
+    average = [AVERAGE] if _averaged(table, findings) else []
     every = [(row, row.rate) for row in table.rows]
     for method, rate in _unlisted(table, findings):
         every.append((Row(label=f"{method} {rate:g}" if rate else method, method=method), rate))
-    rows: Rows = [
-        [row.label, *(row.share for _ in shares), *_task_cells(row, rate, table, columns, findings)]
-        for row, rate in every
-    ]
-    notes = [SILENT] if any((task, findings.size(task)) in findings.silent for task in findings.tasks) else []
-    return Grid(_title(table, findings), ["", *shares, *columns], rows, table.caption, notes)
+    rows: Rows = []
+    for row, rate in every:
+        cells = _task_cells(row, rate, table, columns, findings)
+        cells += [_average(row, rate, table, findings)] if average else []
+        rows.append([row.label, _share(findings, row), *cells])
+    return Grid(
+        _title(table, findings), ["", SHARE, *columns, *average], rows, _caption(table, findings), _notes(rows)
+    )
+
+
+def _caption(table: Table, findings: Findings) -> str:
+    """The caption, with the metric of each task that was run."""
+    metrics = {}
+    for task in findings.tasks:
+        metric = findings.metric(task, findings.size(task))
+        if metric:
+            metrics.setdefault(metric.replace("_", " "), []).append(task)
+    told = "; ".join(f"{metric} ({', '.join(tasks)})" for metric, tasks in metrics.items())
+    return f"{table.caption} {told}.".strip() if told else table.caption
+
+
+def _averaged(table: Table, findings: Findings) -> bool:
+    """An average is shown only where all of the paper's tasks were run."""
+    wanted = [column for column in table.columns if column != AVERAGE] or list(findings.study.tasks)
+    return (table.average or AVERAGE in table.columns) and all(task in findings.tasks for task in wanted)
 
 
 def _unlisted(table: Table, findings: Findings) -> list[tuple[str, float | None]]:
@@ -100,55 +174,55 @@ def _unlisted(table: Table, findings: Findings) -> list[tuple[str, float | None]
         listed = {row.method for other in findings.study.tables for row in other.rows}
         return [(method, None) for method in findings.methods if method not in listed]
     printed = [(row.method, row.rate) for row in table.rows if row.rate]
-    ran = dict.fromkeys((point.method, point.lr) for point in findings.results)
-    return [(m, lr) for m, lr in ran if not any(m == n and math.isclose(lr, rate) for n, rate in printed)]
+    unlisted: list[tuple[str, float | None]] = []
+    for method, rate in dict.fromkeys((point.method, point.lr) for point in findings.results):
+        if not any(method == name and math.isclose(rate, other) for name, other in printed):
+            unlisted.append((method, rate))
+    return unlisted
 
 
 def _task_cells(row: Row, rate: float | None, table: Table, columns: list[str], findings: Findings) -> list[Cell]:
     cells = []
     for column in columns:
         number = _value(row, table.columns.index(column)) if column in table.columns else None
-        if column == AVERAGE:
-            cells.append(_average(row, rate, table, findings, number))
+        if column not in findings.tasks:
+            cells.append(compared([], number))
             continue
-        size = findings.size(column) if column in findings.tasks else None
-        values = findings.scores((row.method, column, size), rate) if column in findings.tasks else []
-        kind = "silent" if (column, size) in findings.silent else ""
-        cells.append(compared(values, number, kind))
+        cell = (row.method, column, findings.size(column))
+        values = findings.scores(cell, rate)
+        mark = _mark(findings, cell) if values and rate is None else ""
+        cells.append(compared(values, number, findings.comparable(column), mark))
     return cells
 
 
-def _average(row: Row, rate: float | None, table: Table, findings: Findings, number: Number | None) -> Cell:
-    """The mean over the paper's tasks, where all of them were run; over those that were run otherwise, said so."""
+def _average(row: Row, rate: float | None, table: Table, findings: Findings) -> Cell:
+    """The mean over the paper's tasks."""
     wanted = [column for column in table.columns if column != AVERAGE] or list(findings.study.tasks)
-    means = []
-    for task in wanted:
-        found = findings.summary((row.method, task, findings.size(task)), rate) if task in findings.tasks else None
-        if found is not None:
-            means.append(found.mean)
-    if not means:
-        return compared([], number)
-    if len(means) < len(wanted):
-        return Cell(f"{math.fsum(means) / len(means):.1f}", f"{len(means)} of {len(wanted)} tasks")
-    return compared([math.fsum(means) / len(means)], number or _published_average(row, wanted, table))
-
-
-def _published_average(row: Row, tasks: list[str], table: Table) -> Number | None:
-    known = [_value(row, table.columns.index(task)) for task in tasks if task in table.columns]
-    values = [number.value for number in known if number is not None]
-    return Number(round(math.fsum(values) / len(values), 1)) if values and len(values) == len(tasks) else None
+    means = [findings.summary((row.method, task, findings.size(task)), rate) for task in wanted]
+    known = [one.mean for one in means if one is not None]
+    printed = _value(row, table.columns.index(AVERAGE)) if AVERAGE in table.columns else None
+    values = [statistics.fmean(known)] if len(known) == len(wanted) else []
+    return compared(values, printed, all(findings.comparable(task) for task in wanted))
 
 
 def _by_size(table: Table, findings: Findings) -> Grid:
     task = table.task if table.task in findings.tasks else ""
     sizes = findings.sizes(task)[::-1] if task else []
     columns = list(dict.fromkeys([*table.columns, *map(_size_name, sizes)]))
-    rows: Rows = [[row.label, *_size_cells(row, row.rate, table, columns, sizes, findings)] for row in table.rows]
+    rows: Rows = []
+    for row in table.rows:
+        rows.append([row.label, *_size_cells(row, row.rate, table, columns, sizes, findings)])
     for method in findings.methods if task else ():
         extra = Row(label=f"{method}, chosen rate", method=method)
         rows.append([extra.label, *_size_cells(extra, None, table, columns, sizes, findings)])
-    notes = [SILENT] if any((task, size) in findings.silent for size in sizes) else []
-    return Grid(_title(table, findings), ["", *columns], rows, table.caption, notes)
+    told = f"{table.caption} Columns are the rows drawn; {_split_words(findings)}".strip()
+    return Grid(_title(table, findings), ["", *columns], rows, told, _notes(rows))
+
+
+def _split_words(findings: Findings) -> str:
+    if findings.manifest["split"] == "holdout":
+        return "four fifths of them train, one fifth is the dev set."
+    return "all of them train."
 
 
 def _size_name(size: int | None) -> str:
@@ -156,65 +230,81 @@ def _size_name(size: int | None) -> str:
     return "all" if size is None else str(size)
 
 
-def _size_cells(row: Row, rate: float | None, table: Table, columns: list[str], sizes: Sequence[int | None],
-                findings: Findings) -> list[Cell]:  # fmt: skip
-    own = {_size_name(size): size for size in sizes}
+def _size_cells(
+    row: Row,
+    rate: float | None,
+    table: Table,
+    columns: list[str],
+    sizes: Sequence[int | None],
+    findings: Findings,
+) -> list[Cell]:
+    by_name = {_size_name(size): size for size in sizes}
     cells = []
     for column in columns:
         number = _value(row, table.columns.index(column)) if column in table.columns else None
-        cell = (row.method, table.task, own.get(column))
-        values = findings.scores(cell, rate, table.metric or None) if column in own else []
-        cells.append(compared(values, number, "silent" if cell[1:] in findings.silent else ""))
+        if column not in by_name:
+            cells.append(compared([], number))
+            continue
+        cell = (row.method, table.task, by_name[column])
+        values = findings.scores(cell, rate, table.metric or None)
+        mark = _mark(findings, cell) if values and rate is None else ""
+        cells.append(compared(values, number, findings.comparable(table.task), mark))
     return cells
 
 
 def _over_bases(table: Table, bases: Sequence[Findings]) -> Grid:
-    """Rows that name a base stand beside its own run; other bases get rows of their own below."""
-    columns = list(dict.fromkeys([*table.columns, *(task for f in bases for task in f.tasks)]))
+    """Rows that name a base stand beside its own run; other bases get rows of their own, before the paper's."""
+    ran = [task for findings in bases for task in findings.tasks]
+    columns = list(dict.fromkeys([*ran, *table.columns]))
     cells = _best_rates if table.layout == "best" else _task_cells
-    shares = _shares(table)
-    rows: list[list[Cell | str]] = []
-    for row in table.rows:
-        ran = next((f for f in bases if f.base == row.base), None)
-        if ran is not None:
-            found = cells(row, None, table, columns, ran)
-        else:
-            found = [compared([], _value(row, n)) for n in range(len(columns))]
-        rows.append([row.label, *(row.share for _ in shares), *found])
     listed = {row.base for row in table.rows}
+    rows: Rows = []
     for findings in bases:
         if findings.base not in listed:
             for method in findings.methods:
                 extra = Row(label=f"{findings.base}: {method}", method=method)
-                rows.append([extra.label, *("" for _ in shares), *cells(extra, None, table, columns, findings)])
-    notes = [SILENT] if any(findings.silent for findings in bases) else []
-    return Grid(table.name, ["", *shares, *columns], rows, table.caption, notes)
+                rows.append([extra.label, _share(findings, extra), *cells(extra, None, table, columns, findings)])
+    for row in table.rows:
+        same = next((findings for findings in bases if findings.base == row.base), None)
+        if same is not None:
+            own = cells(row, None, table, columns, same)
+        else:
+            own = [compared([], _value(row, table.columns.index(c)) if c in table.columns else None) for c in columns]
+        rows.append([row.label, _share(same, row), *own])
+    return Grid(table.name, ["", SHARE, *columns], rows, table.caption, _notes(rows))
 
 
 def _best_rates(row: Row, _: float | None, table: Table, columns: list[str], findings: Findings) -> list[Cell]:
     cells = []
     for column in columns:
         number = _value(row, table.columns.index(column)) if column in table.columns else None
-        best = findings.choices.get((row.method, column, findings.size(column))) if column in findings.tasks else None
-        note = "" if number is None else f"paper {number.value:g}"
-        cells.append(Cell(f"{best[0]:g}" if best else "", note or ("" if best else "–"), "" if best else "missing"))
+        cell = (row.method, column, findings.size(column) if column in findings.tasks else None)
+        best = findings.choices.get(cell)
+        notes = [] if number is None else [f"paper {number.value:g}"]
+        notes += [MARKS["edge"]] if best and findings.at_edge(cell) else []
+        note = "; ".join(notes) or ("" if best else "–")
+        cells.append(Cell(f"{best[0]:g}" if best else "", note, "" if best else "missing"))
     return cells
+
+
+def _cell_of(row: Row, table: Table, findings: Findings) -> Key:
+    return row.method, table.task, findings.size(table.task) if table.task in findings.tasks else None
 
 
 def _best_point(table: Table, findings: Findings) -> Grid:
     """The best point of a grid: its dev score, rate and batch size."""
     rows: Rows = []
     for row in table.rows:
-        cell = (row.method, table.task, findings.size(table.task) if table.task in findings.tasks else None)
+        cell = _cell_of(row, table, findings)
         best, chosen = findings.choices.get(cell), findings.chosen(cell)
-        values = [100 * s for result in chosen.values() if (s := result.score("dev")) is not None]
+        values = [100 * score for result in chosen.values() if (score := result.score("dev")) is not None]
         rate, batch = _value(row, 1), _value(row, 2)
-        numbers = [
-            compared(values, _value(row, 0), digits=2),
+        rows.append([
+            row.label,
+            compared(values, _value(row, 0), findings.comparable(table.task), digits=2),
             Cell(f"{best[0]:g}" if best else "", f"paper {rate.value:g}" if rate else ""),
             Cell(str(best[1]) if best else "", f"paper {batch.value:g}" if batch else ""),
-        ]
-        rows.append([row.label, *numbers])
+        ])  # fmt: skip
     return Grid(_title(table, findings), ["", *table.columns], rows, table.caption)
 
 
@@ -222,24 +312,33 @@ def _tested(table: Table, findings: Findings) -> Grid:
     """Trained parameters, head included, and the test score."""
     rows: Rows = []
     for row in table.rows:
-        cell = (row.method, table.task, findings.size(table.task) if table.task in findings.tasks else None)
+        cell = _cell_of(row, table, findings)
         counted = next((result.trained for result in findings.chosen(cell).values() if result.trained), None)
         paper = _value(row, 0)
         trained = Cell(f"{counted:,}" if counted else "", f"paper {paper.value:,.0f}" if paper else "")
-        rows.append([row.label, trained, compared(findings.scores(cell), _value(row, 1), digits=2)])
-    return Grid(_title(table, findings), ["", *table.columns], rows, table.caption)
+        mark = _mark(findings, cell) if counted else ""
+        same = findings.comparable(table.task)
+        rows.append([row.label, trained, compared(findings.scores(cell), _value(row, 1), same, mark, digits=2)])
+    return Grid(_title(table, findings), ["", *table.columns], rows, table.caption, _notes(rows))
 
 
 def _metrics(table: Table, findings: Findings) -> Grid:
     ours = {result.task: result.metric for result in findings.done}
-    rows = [[row.label, *row.texts] for row in table.rows]
+    rows: Rows = [[row.label, *row.texts] for row in table.rows]
     rows.append(["ours", *(ours.get(column, "–") for column in table.columns)])
-    return Grid(_title(table, findings), ["", *table.columns], rows, table.caption)
+    return Grid(
+        _title(table, findings), ["", *table.columns], rows, table.caption, texts=range(len(table.columns) + 1)
+    )
 
 
 _LAYOUTS: dict[str, Callable[[Table, Findings], Grid]] = {
-    "tasks": _by_task, "rates": _by_task, "sizes": _by_size, "best": _best_point, "test": _tested, "metrics": _metrics,
-}  # fmt: skip
+    "tasks": _by_task,
+    "rates": _by_task,
+    "sizes": _by_size,
+    "best": _best_point,
+    "test": _tested,
+    "metrics": _metrics,
+}
 
 
 # ---- tables that every study has
@@ -248,11 +347,10 @@ _LAYOUTS: dict[str, Callable[[Table, Findings], Grid]] = {
 def audit(findings: Findings) -> Grid:
     """What each method trains, counted, by part."""
     rows = []
-    for method, parts in findings.manifest["audit"].items():
-        trained = sum(parts[name] for name in ("encoder", "embedding", "pooler", "head"))
-        without = trained - parts["head"]
-        cells = [f"{parts[name]:,}" for name in ("encoder", "embedding", "pooler", "head")]
-        rows.append([method, *cells, f"{trained:,}", f"{without / (parts['total'] or 1):.3%}"])
+    for method, counts in findings.manifest["audit"].items():
+        cells = [f"{counts[part]:,}" for part in (*PARTS, "head")]
+        trained = sum(counts[part] for part in (*PARTS, "head"))
+        rows.append([method, *cells, f"{trained:,}", trained_share(findings, method)])
     head = ["", "layers", "embedding", "pooler", "head", "trained in all", "% without head"]
     note = "Counted from the base, with a head for two classes; the papers' percentages leave the head out."
     return Grid(f"Parameters trained, {findings.base}", head, rows, note)
@@ -260,7 +358,7 @@ def audit(findings: Findings) -> Grid:
 
 def gaps(findings: Findings) -> Grid:
     """Train and dev score of the kept checkpoint and their difference."""
-    rows = []
+    rows: Rows = []
     for method in findings.methods:
         cells: list[Cell | str] = [method]
         for task in findings.tasks:
@@ -268,36 +366,49 @@ def gaps(findings: Findings) -> Grid:
             values = [value for result in chosen if (value := gap(result)) is not None]
             train = [100 * score for result in chosen if (score := result.score("train")) is not None]
             cell = compared(values, None)
-            cells.append(Cell(cell.text, f"train {math.fsum(train) / len(train):.1f}" if train else "–", cell.kind))
+            cells.append(Cell(cell.text, f"train {statistics.fmean(train):.1f}" if train else "–", cell.kind))
         rows.append(cells)
     return Grid(f"Generalisation gap, {findings.base}", ["", *findings.tasks], rows, "Train minus dev, in points.")
 
 
 def costs(findings: Findings) -> Grid:
-    """Seconds per trial and peak memory by method."""
-    rows = []
+    """Seconds per trial, epochs to the best checkpoint and peak memory by method."""
+    rows: Rows = []
     for method in findings.methods:
         done = [result for point, result in findings.trials.items() if result is not None and point.method == method]
-        if done:
-            seconds = [result.cost.get("seconds", 0.0) for result in done]
-            memory = max(result.cost.get("memory", 0.0) for result in done)
-            lost = sum(result.status == "diverged" for result in done)
-            rows.append([method, str(len(done)), str(lost), f"{math.fsum(seconds) / len(seconds):.1f}",
-                         f"{math.fsum(seconds) / 60:.1f}", f"{memory / 1e6:,.0f}" if memory else "–"])  # fmt: skip
-    head = ["", "trials", "diverged", "s per trial", "min in all", "peak MB"]
-    note = "Trials of one pass share its time and memory; wall time on whatever else the machine was doing."
+        if not done:
+            continue
+        seconds = [result.cost.get("seconds", 0.0) for result in done]
+        memory = max(result.cost.get("memory", 0.0) for result in done)
+        epochs = [result.best_epoch for result in done if result.status == "done"]
+        rows.append([
+            method,
+            str(len(done)),
+            str(sum(result.status == "diverged" for result in done)),
+            f"{statistics.fmean(seconds):.1f}",
+            f"{math.fsum(seconds) / 60:.1f}",
+            f"{statistics.median(epochs):.1f}" if epochs else "–",
+            f"{memory / 1e6:,.0f}" if memory else "–",
+        ])  # fmt: skip
+    head = ["", "trials", "diverged", "s per trial", "min in all", "best epoch", "peak MB"]
+    note = "Trials of one pass share its time and memory; wall time beside whatever else the machine was doing."
     return Grid(f"Time and memory, {findings.base}", head, rows, note)
 
 
 def counted_wins(findings: Findings, table: Table) -> str | None:
-    """Wins and losses of our BitFit against the published Diff-Prune row, where a table has both."""
-    row = next((row for row in table.rows if row.label == "(V) Diff-Prune"), None)
-    if row is None:
+    """Wins and losses of a method of ours against a published row, where a table asks for them and data agree."""
+    if table.wins is None:
         return None
+    method, label = table.wins
+    row = next(row for row in table.rows if row.label == label)
     wins = losses = 0
-    for n, task in enumerate(table.columns):
-        number = _value(row, n)
-        found = findings.summary(("BitFit", task, findings.size(task))) if task in findings.tasks else None
-        if number is not None and found is not None:
-            wins, losses = wins + (found.mean > number.value), losses + (found.mean < number.value)
-    return f"Ours on {findings.base} against the published Diff-Prune row (V): {wins} wins, {losses} losses."
+    for column, number in zip(table.columns, row.numbers, strict=True):
+        if number is None or column not in findings.tasks or not findings.comparable(column):
+            continue
+        ours = findings.summary((method, column, findings.size(column)))
+        if ours is not None:
+            wins += ours.mean > number.value
+            losses += ours.mean < number.value
+    if not wins + losses:
+        return None
+    return f"{method} on {findings.base} against the published row {label}: {wins} wins, {losses} losses."

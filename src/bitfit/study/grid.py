@@ -13,7 +13,6 @@ from ..model.selection import Selection
 from ..training.plan import MASK
 from .spec import Method, Protocol, Study
 
-MISMATCHED = "mnli-mm"
 Suits = Callable[[Method], tuple[float, ...]]  # the rates that suit a method on the base at hand
 FLOPS = 45e9  # what one slow core sustains in a step (LOG.md): for estimates before anything was measured
 
@@ -81,8 +80,8 @@ def methods(study: Study, settings: Settings) -> tuple[Method, ...]:
 
 
 def places(study: Study, settings: Settings) -> list[tuple[str, int | None]]:
-    """Tasks and training sizes, in the order they are run; mismatched MNLI is scored by the trials of mnli."""
-    tasks = [task for task in settings.tasks or study.tasks if task != MISMATCHED]
+    """Tasks and training sizes, in the order they are run; a view is scored by the trials of another task."""
+    tasks = [task for task in settings.tasks or study.tasks if task not in study.views]
     return [(task, size) for task in tasks for size in _sizes(study, settings, task)]
 
 

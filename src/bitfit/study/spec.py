@@ -1,17 +1,18 @@
-"""A study as data: what to train, the papers' protocol and published numbers, and the claims it decides.
+"""Study files: what to train, the papers' protocol and published numbers, and the claims a study decides.
 
-Reading and checking a TOML file is all this module does, so that listing studies needs no torch and no numpy.
+This module reads and checks TOML files. It imports no torch, so that listing studies stays fast.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from functools import cached_property
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+from .. import values
 from ..errors import BitfitError, StudyError, suggest
 from ..model.anatomy import HEADS
 from ..model.language import check, parse_init
@@ -19,119 +20,11 @@ from ..training.plan import DROPOUTS
 from . import SEARCHES
 
 FOLDER = Path(__file__).parent / "papers"
+CLAIMS = Path(__file__).parent / "claims.toml"
 SPLITS = ("dev", "holdout", "test")
-FIGURES = ("bars", "failed", "loss", "score", "sizes", "map", "change", "heat", "gap", "models", "spread")
+SIZES = ("all", "smallest", "largest", "scarce")
 LAYOUTS = ("tasks", "rates", "sizes", "space", "best", "metrics", "test", "numbers")
-TESTS = (
-    "greater",
-    "equal",
-    "not_worse",
-    "small",
-    "nothing",
-    "still",
-    "most",
-    "unrelated",
-    "shrinks",
-    "smaller_base",
-    "same",
-)
-QUANTITIES = ("score", "gap", "fall", "area", "epochs", "spread", "failed")
-
-T = TypeVar("T")
-Reader = Callable[[Any], Any]
-
-
-# ---- readers: a value as TOML gives it -> as the study keeps it; ValueError says what it must be
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("must be a text")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("must be a number")
-    return float(value)
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError("must be a whole number of at least 1")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("must be true or false")
-    return value
-
-
-def _one_of(known: tuple[str, ...]) -> Reader:
-    def read(value: Any) -> str:
-        if value not in known:
-            raise ValueError(f'has no "{value}".{suggest(str(value), known)}')
-        return str(value)
-
-    return read
-
-
-def _each(read: Reader) -> Reader:
-    def several(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise ValueError("must be a list")
-        return tuple(read(item) for item in value)
-
-    return several
-
-
-def _by_name(read: Reader) -> Reader:
-    def table(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise ValueError("must be a table")
-        return {str(name): read(item) for name, item in value.items()}
-
-    return table
-
-
-def _size(value: Any) -> int | None:
-    return None if value == "all" else _whole(value)
-
-
-def _selection(value: Any) -> str:
-    check(_text(value))
-    return str(value)
-
-
-def _start(value: Any) -> str:
-    parse_init(_text(value))
-    return str(value)
-
-
-def _published(value: Any) -> Number | None:
-    if value == "":
-        return None
-    if isinstance(value, list) and len(value) == 2:
-        return Number(_number(value[0]), _number(value[1]))
-    return Number(_number(value))
-
-
-def _key(read: Reader, default: Any = MISSING) -> Any:
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata={"read": read})
-    return field(default=default, metadata={"read": read})
-
-
-def _table(kind: type) -> Any:
-    return field(metadata={"table": kind})
-
-
-def _many(kind: type, needed: bool = False) -> Any:
-    return field(metadata={"tables": kind}) if needed else field(default=(), metadata={"tables": kind})
-
-
-# ---- what a study consists of
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -144,123 +37,187 @@ class Number:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How the paper trained and scored."""
+    """How the paper trained and scored; `unstated` names the settings that are our choice."""
 
-    model: str = _key(_text)
-    bases: tuple[str, ...] = _key(_each(_text))
-    cased: str = _key(_text, "not stated")
-    optimiser: str = _key(_text, "AdamW")
-    batch: tuple[int, ...] = _key(_each(_whole), (8,))
-    epochs: int = _key(_whole, 20)
-    evals_per_epoch: int = _key(_whole, 2)
-    rounds: int = _key(_whole, 1)
-    rounds_by_task: Mapping[str, int] = _key(_by_name(_whole), {})
-    split: str = _key(_one_of(SPLITS), "dev")
-    search: str = _key(_one_of(SEARCHES), "first-seed")
-    schedule: str = _key(_one_of(("constant", "linear")), "constant")
-    weight_decay: float = _key(_number, 0.0)
-    clip: float = _key(_number, 1.0)
-    max_length: int = _key(_whole, 128)
-    not_stated: tuple[str, ...] = _key(_each(_text), ())  # what the text leaves open and we had to choose
+    model: str
+    bases: tuple[str, ...]
+    cased: str = "not stated"
+    optimiser: str = "AdamW"
+    batch: tuple[int, ...] = (8,)
+    epochs: int = 20
+    evals_per_epoch: int = 2
+    rounds: int = 1
+    rounds_by_task: Mapping[str, int] = field(default_factory=dict)
+    split: str = "dev"
+    test_part: Mapping[str, str] = field(default_factory=dict)  # task -> the part of its data that is the test set
+    search: str = "first-seed"
+    schedule: Literal["constant", "linear"] = "constant"
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    max_length: int = 128
+    unstated: tuple[str, ...] = ()
+    not_stated: tuple[str, ...] = ()  # what else the text leaves open, in sentences
+
+    def __post_init__(self) -> None:
+        _one_of("split", self.split, SPLITS)
+        _one_of("search", self.search, SEARCHES)
+        for name in ("batch", "rounds_by_task"):
+            _positive(name, getattr(self, name))
+        for name in ("epochs", "evals_per_epoch", "rounds", "max_length"):
+            _positive(name, {name: getattr(self, name)})
+        for name in self.unstated:
+            _one_of("unstated", name, self.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
 class Method:
     """One way to train: a row of the papers' tables."""
 
-    name: str = _key(_text)
-    select: str = _key(_selection)
-    rates: tuple[float, ...] = _key(_each(_number))
-    rates_by_task: Mapping[str, tuple[float, ...]] = _key(_by_name(_each(_number)), {})
-    fixed: bool = _key(_flag, False)  # the rates are the point of the study: never replaced by those that suit a base
-    head: str = _key(_one_of(HEADS), "full")
-    init: str = _key(_start, "keep")
-    dropout: str = _key(_one_of(DROPOUTS), "on")
+    name: str
+    select: str
+    rates: tuple[float, ...]
+    rates_by_task: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    fixed: bool = False  # the rates are the point of the study: they are never replaced or widened
+    head: str = "full"
+    init: str = "keep"
+    dropout: str = "on"
+    family: str = ""  # the method's name in other studies, for its colour; its own name if empty
+    note: str = ""  # where its rates come from, if not from the paper
+
+    def __post_init__(self) -> None:
+        _parsed("select", self.select, check)
+        _parsed("init", self.init, parse_init)
+        _one_of("head", self.head, HEADS)
+        _one_of("dropout", self.dropout, DROPOUTS)
+
+    @property
+    def kind(self) -> str:
+        """The name that methods of one kind share over studies."""
+        return self.family or self.name
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a published table: the paper's own label, and which of our methods it stands beside."""
+    """A row of a published table: the paper's label, and the method of ours it stands beside."""
 
-    label: str = _key(_text)
-    values: tuple[Number | None, ...] = _key(_each(_published), ())
-    method: str = _key(_text, "")  # empty: published only
-    base: str = _key(_text, "")
-    rate: float | None = _key(_number, None)
-    share: str = _key(_text, "")
-    texts: tuple[str, ...] = _key(_each(_text), ())  # cells that are no numbers
+    label: str
+    values: tuple[float | tuple[float, float] | str, ...] = ()  # a number, number and deviation, or "" if not given
+    method: str = ""  # empty: published only
+    base: str = ""
+    rate: float | None = None
+    share: str = ""
+    texts: tuple[str, ...] = ()  # cells that are no numbers
+
+    def __post_init__(self) -> None:
+        for value in self.values:
+            if isinstance(value, str) and value:
+                raise ValueError(f'values: "{value}" must be a number, [number, deviation] or ""')
+
+    @cached_property
+    def numbers(self) -> tuple[Number | None, ...]:
+        """The published numbers; None where the text gives none."""
+        return tuple(_number(value) for value in self.values)
 
 
 @dataclass(frozen=True)
 class Table:
     """A table in the paper's layout; `columns` are tasks, sizes or free names, by `layout`."""
 
-    name: str = _key(_text)
-    layout: str = _key(_one_of(LAYOUTS), "tasks")
-    columns: tuple[str, ...] = _key(_each(_text), ())
-    task: str = _key(_text, "")
-    caption: str = _key(_text, "")
-    average: bool = _key(_flag, False)
-    metric: str = _key(_text, "")  # another than the task's
-    rows: tuple[Row, ...] = _many(Row)
+    name: str
+    layout: str = "tasks"
+    columns: tuple[str, ...] = ()
+    task: str = ""
+    caption: str = ""
+    average: bool = False
+    metric: str = ""  # another than the task's
+    rows: tuple[Row, ...] = ()
+    wins: tuple[str, str] | None = None  # a method and the label of a published row it is counted against
+
+    def __post_init__(self) -> None:
+        _one_of("layout", self.layout, LAYOUTS)
 
 
 @dataclass(frozen=True)
 class Figure:
     """A figure and what it is drawn from; without methods or tasks, from all."""
 
-    name: str = _key(_text)
-    kind: str = _key(_one_of(FIGURES))
-    caption: str = _key(_text, "")
-    methods: tuple[str, ...] = _key(_each(_text), ())
-    tasks: tuple[str, ...] = _key(_each(_text), ())
-    metric: str = _key(_text, "")  # another than the task's
+    name: str
+    kind: str
+    caption: str = ""
+    methods: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    metric: str = ""  # another than the task's
+    terms: tuple[str, ...] = ()  # terms that a map shows although they did not move
+    reference: str = ""  # the method that others are compared with
+    rate: float | None = None  # the rate that is drawn, where it is not the chosen one
 
 
 @dataclass(frozen=True)
 class Part:
-    """One comparison; a claim holds when all its parts do."""
+    """One comparison of a claim."""
 
-    test: str = _key(_one_of(TESTS))
-    a: str = _key(_text, "")
-    b: str = _key(_text, "")
-    quantity: str = _key(_one_of(QUANTITIES), "score")
-    tasks: tuple[str, ...] = _key(_each(_text), ())
-    except_: tuple[str, ...] = _key(_each(_text), ())  # tasks that, with all their rows, the claim is not about
-    sizes: str = _key(_one_of(("all", "smallest", "largest", "scarce")), "all")
-    margin: float = _key(_number, 1.0)  # points that matter
-    by: float = _key(_number, 0.0)  # for `greater`: by more than this
-    terms: tuple[str, ...] = _key(_each(_text), ())
-    with_: tuple[str, ...] = _key(_each(_text), ())  # for `same`: the pair the difference a - b is compared with
+    test: str
+    a: str = ""
+    b: str = ""
+    quantity: str = "score"
+    tasks: tuple[str, ...] = ()
+    not_tasks: tuple[str, ...] = ()  # tasks that, with all their rows, the claim is not about
+    sizes: str = "all"
+    margin: float = 1.0  # the smallest difference that matters
+    by: float = 0.0  # for `greater`: by more than this
+    terms: tuple[str, ...] = ()
+    pair: tuple[str, ...] = ()  # for `same_difference`: the two methods whose difference a - b is compared with
+
+    def __post_init__(self) -> None:
+        _one_of("sizes", self.sizes, SIZES)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, and the comparisons that decide it."""
+    """What a paper says and where, and the comparisons that decide it; a claim holds when all its parts do."""
 
-    id: str = _key(_text)
-    text: str = _key(_text)
-    parts: tuple[Part, ...] = _many(Part)
+    id: str
+    text: str = ""
+    paper: str = ""
+    where: str = ""
+    parts: tuple[Part, ...] = ()
+    untested: str = ""  # why it cannot be tested here
+
+
+@dataclass(frozen=True)
+class View:
+    """A task that is scored by the trials of another task, on another part of its data."""
+
+    of: str
+    part: str
 
 
 @dataclass(frozen=True)
 class Study:
     """One result of the papers, ready to be run."""
 
-    name: str = _key(_text)
-    title: str = _key(_text)
-    paper: str = _key(_text)
-    covers: tuple[str, ...] = _key(_each(_text))
-    tasks: tuple[str, ...] = _key(_each(_text))
-    protocol: Protocol = _table(Protocol)  # noqa: RUF009 (it is a field)
-    methods: tuple[Method, ...] = _many(Method, needed=True)
-    about: str = _key(_text, "")
-    sizes: tuple[int | None, ...] = _key(_each(_size), (None,))
-    sizes_by_task: Mapping[str, tuple[int | None, ...]] = _key(_by_name(_each(_size)), {})
-    contradictions: tuple[str, ...] = _key(_each(_text), ())
-    tables: tuple[Table, ...] = _many(Table)
-    figures: tuple[Figure, ...] = _many(Figure)
-    claims: tuple[Claim, ...] = _many(Claim)
+    name: str
+    title: str
+    paper: str
+    covers: tuple[str, ...]
+    tasks: tuple[str, ...]
+    protocol: Protocol
+    methods: tuple[Method, ...]
+    about: str = ""
+    sizes: tuple[int | str, ...] = ("all",)
+    sizes_by_task: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
+    contradictions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    views: Mapping[str, View] = field(default_factory=dict)
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    claims: tuple[Claim, ...] = ()
+
+    def __post_init__(self) -> None:
+        for sizes in (self.sizes, *self.sizes_by_task.values()):
+            for size in sizes:
+                if size != "all" and (isinstance(size, str) or size < 1):
+                    raise ValueError(f'sizes: {size!r} must be a whole number of at least 1 or "all"')
 
     def method(self, name: str) -> Method:
         """The method of this name."""
@@ -270,13 +227,21 @@ class Study:
     def _methods(self) -> dict[str, Method]:
         return {method.name: method for method in self.methods}
 
+    @cached_property
+    def trained_tasks(self) -> tuple[str, ...]:
+        """Tasks with trials of their own: all but the views of another task."""
+        return tuple(task for task in self.tasks if task not in self.views)
+
     def rounds(self, task: str) -> int:
         """How many seeds the paper gave a task."""
         return self.protocol.rounds_by_task.get(task, self.protocol.rounds)
 
     def task_sizes(self, task: str) -> tuple[int | None, ...]:
         """Training sizes of a task; None is all of its rows."""
-        return self.sizes_by_task.get(task, self.sizes)
+        return tuple(
+            None if isinstance(size, str) or size is None else size
+            for size in self.sizes_by_task.get(task, self.sizes)
+        )
 
 
 # ---- files
@@ -299,44 +264,74 @@ def load(name: str) -> Study:
 
 def read(path: Path) -> Study:
     """A study file, checked; an error names the file and the key."""
+    study = values.read(Study, _toml(path), path.name, StudyError)
+    _check(study, path.name)
+    known = known_claims()
+    claims = tuple(_completed(claim, known, path.name) for claim in study.claims)
+    return replace(study, claims=claims)
+
+
+@cache
+def known_claims() -> dict[str, Claim]:
+    """The papers' claims by id: text, paper and where it stands. Studies add the comparisons."""
+    tables = _toml(CLAIMS)
+    return {
+        name: values.read(Claim, {"id": name, **table}, f"{CLAIMS.name}: {name}", StudyError)
+        for name, table in tables.items()
+    }
+
+
+def _completed(claim: Claim, known: Mapping[str, Claim], where: str) -> Claim:
+    """A claim of a study with the text and the paper of the known claim of its id."""
+    told = known.get(claim.id, claim)
+    if not (claim.text or told.text):
+        raise StudyError(f'{where}: claim "{claim.id}" has no text and is not a known one.{suggest(claim.id, known)}')
+    return replace(
+        claim,
+        text=claim.text or told.text,
+        paper=claim.paper or told.paper,
+        where=claim.where or told.where,
+        untested=claim.untested or told.untested,
+    )
+
+
+def _toml(path: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise StudyError(f"{path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StudyError(f"{path}: not TOML ({error})") from error
-    study = _build(Study, table, path.name)
-    _check(study, path.name)
-    return study
 
 
-def _build(kind: type[T], table: Any, where: str) -> T:
-    if not isinstance(table, dict):
-        raise StudyError(f"{where}: must be a table")
-    known: dict[str, Any] = {entry.name.rstrip("_"): entry for entry in fields(kind)}  # type: ignore[arg-type]
-    for key in table:
-        if key not in known:
-            raise StudyError(f'{where}: no key "{key}".{suggest(key, known)}')
-    values = {}
-    for key, entry in known.items():
-        if key in table:
-            values[entry.name] = _value(entry.metadata, table[key], f"{where}: {key}")
-        elif entry.default is MISSING and entry.default_factory is MISSING:
-            raise StudyError(f'{where}: the key "{key}" is missing')
-    return kind(**values)
+# ---- checks
 
 
-def _value(metadata: Mapping[str, Any], value: Any, where: str) -> Any:
-    if "table" in metadata:
-        return _build(metadata["table"], value, where)
-    if "tables" in metadata:
-        if not isinstance(value, list):
-            raise StudyError(f"{where}: must be a list of tables")
-        return tuple(_build(metadata["tables"], item, f"{where}[{n}]") for n, item in enumerate(value, 1))
+def _number(value: float | tuple[float, float] | str) -> Number | None:
+    if isinstance(value, str):
+        return None
+    if isinstance(value, tuple):
+        return Number(*value)
+    return Number(value)
+
+
+def _one_of(key: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise ValueError(f'{key}: no "{value}".{suggest(value, known)}')
+
+
+def _positive(key: str, numbers: Mapping[str, int] | tuple[int, ...]) -> None:
+    given = numbers.values() if isinstance(numbers, Mapping) else numbers
+    for number in given:
+        if number < 1:
+            raise ValueError(f"{key} = {number}: must be a whole number of at least 1")
+
+
+def _parsed(key: str, text: str, parse: Any) -> None:
     try:
-        return metadata["read"](value)
-    except (ValueError, BitfitError) as error:
-        raise StudyError(f"{where} = {value!r}: {error}") from None
+        parse(text)
+    except BitfitError as error:
+        raise ValueError(f"{key} = {text!r}: {error}") from None
 
 
 def _check(study: Study, where: str) -> None:
@@ -344,22 +339,22 @@ def _check(study: Study, where: str) -> None:
     _unique(where, "methods", [method.name for method in study.methods])
     _unique(where, "tasks", study.tasks)
     known = [method.name for method in study.methods]
+    for name, view in study.views.items():
+        _known(f"{where}: views", [name, view.of], study.tasks)
     for table in study.tables:
         for row in table.rows:
-            _known(f"{where}: {table.name}, row {row.label}", [row.method] if row.method else [], known)
+            at = f"{where}: {table.name}, row {row.label}"
+            _known(at, [row.method] if row.method else [], known)
             if row.values and len(row.values) != len(table.columns):
-                raise StudyError(f"{where}: {table.name}, row {row.label}: {len(row.values)} values for "
-                                 f"{len(table.columns)} columns")  # fmt: skip
+                raise StudyError(f"{at}: {len(row.values)} values for {len(table.columns)} columns")
     for figure in study.figures:
         _known(f"{where}: {figure.name}", figure.methods, known)
         _known(f"{where}: {figure.name}", figure.tasks, study.tasks)
     for claim in study.claims:
         for part in claim.parts:
-            named = [name for name in (part.a, part.b, *part.with_) if name and name != "best"]
+            named = [name for name in (part.a, part.b, *part.pair) if name]
             _known(f"{where}: claim {claim.id}", named, known)
-            _known(f"{where}: claim {claim.id}", [*part.tasks, *part.except_], study.tasks)
-            if part.test == "same" and len(part.with_) != 2:
-                raise StudyError(f"{where}: claim {claim.id}: with = {list(part.with_)}: must be two methods")
+            _known(f"{where}: claim {claim.id}", [*part.tasks, *part.not_tasks], study.tasks)
 
 
 def _unique(where: str, what: str, given: Iterable[str]) -> None:

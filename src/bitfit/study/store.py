@@ -20,6 +20,7 @@ from typing import Any
 from .. import files
 from ..errors import DataError, UsageError
 from ..values import Value, read_known
+from .examples import Rows
 from .grid import Point, by_cell
 
 try:
@@ -53,11 +54,16 @@ class Result:
     versions: Mapping[str, str] = field(default_factory=dict)
     threads: int = 1
     cost: Mapping[str, float] = field(default_factory=dict)  # seconds, memory in bytes
+    examples: Mapping[str, str] = field(default_factory=dict)  # part -> the result of each of its rows, encoded
 
     def score(self, part: str, metric: str | None = None) -> float | None:
         """A score as a fraction of 1; None for a diverged trial."""
         found = self.scores.get(part, {}).get(metric or self.metric)
         return found[0] if found else None
+
+    def rows_of(self, part: str) -> Rows | None:
+        """The result of each row of a part; None where it was not stored."""
+        return Rows.decode(self.examples[part]) if part in self.examples else None
 
 
 def key_of(trial: Mapping[str, Any], data: str, base: str) -> str:

@@ -1,0 +1,378 @@
+"""The tests that decide claims: each is one value, and a new one is one more value.
+
+A test says what its effect on a place is, in words and as a number, and which p-values speak for the claim, against
+it, and for a difference too small to matter.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..study.spec import Part
+from ..study.store import Result
+from .findings import Cell, Findings
+from .quantities import QUANTITIES, moved
+from .resampling import variance_from_rows
+from .statistics import Estimate, Place, combine, place, regression, spearman
+
+SCARCE = 500  # training rows
+SIZES = {
+    "all": "",
+    "smallest": ", fewest training rows",
+    "largest": ", most training rows",
+    "scarce": f", up to {SCARCE} training rows",
+}
+METHODS_TO_CORRELATE = 4
+
+
+@dataclass(frozen=True)
+class Ps:
+    """p-values for a claim, against it, and for a difference that does not matter (None: does not apply)."""
+
+    holds: float
+    refuted: float
+    no_difference: float | None = None
+
+
+Decide = Callable[[Part, Estimate], Ps]
+
+
+@dataclass(frozen=True)
+class ClaimTest:
+    """How one kind of comparison is made."""
+
+    name: str
+    words: Callable[[Part], str]
+    unit: Callable[[Part], str]
+    effects: Callable[[Part, Findings], Iterator[Place]]
+    decide: Decide
+    combined: Callable[[Part, Sequence[tuple[Findings, Place]]], Estimate | None] | None = None
+
+    def estimate(self, part: Part, bases: Sequence[Findings]) -> Estimate | None:
+        """The effect over all places of these bases that count."""
+        found = [(findings, one) for findings in bases for one in self.effects(part, findings)]
+        if self.combined is not None:
+            return self.combined(part, found)
+        return combine([one for _, one in found])
+
+
+# ---- decisions
+
+
+def _greater(part: Part, found: Estimate) -> Ps:
+    return Ps(found.p("above", part.by), found.p("below", part.by), found.p_within(part.margin))
+
+
+def _as_good(part: Part, found: Estimate) -> Ps:
+    """Non-inferiority: worse by less than the margin."""
+    return Ps(found.p("above", -part.margin), found.p("below", -part.margin))
+
+
+def _below(part: Part, found: Estimate) -> Ps:
+    return Ps(found.p("below", part.margin), found.p("above", part.margin))
+
+
+def _within(part: Part, found: Estimate) -> Ps:
+    outside = 2 * min(found.p("above", part.margin), found.p("below", -part.margin))
+    return Ps(found.p_within(part.margin), min(1.0, outside))
+
+
+# ---- effects on places
+
+
+def places_of(part: Part, findings: Findings) -> dict[str, list[int | None]]:
+    """The tasks a part is about, each with its training sizes that count."""
+    chosen: dict[str, list[int | None]] = {}
+    for task, size in findings.places(part.tasks):
+        if task not in part.not_tasks or size is not None:
+            chosen.setdefault(task, []).append(size)
+    return {task: kept for task, sizes in chosen.items() if (kept := _sizes(part, sizes))}
+
+
+def _sizes(part: Part, sizes: list[int | None]) -> list[int | None]:
+    if part.sizes == "scarce":
+        return [size for size in sizes if size is not None and size <= SCARCE]
+    if part.sizes == "all":
+        return sizes
+    if len(sizes) < 2:  # a single size is neither the smallest nor the largest
+        return []
+    return sizes[:1] if part.sizes == "smallest" else sizes[-1:]
+
+
+def _one_place(base: str, task: str, by_size: Sequence[Place]) -> Iterator[Place]:
+    """The sizes of a task as one place: they share test rows, and smaller subsets lie within larger ones."""
+    if len(by_size) == 1:
+        yield by_size[0]
+    elif by_size:
+        effect = statistics.fmean(one.effect for one in by_size)
+        variance = statistics.fmean(one.variance for one in by_size)
+        freedom = min(one.freedom for one in by_size)
+        yield Place(base, task, effect, variance, freedom, min(one.seeds for one in by_size), by_size[0].rows)
+
+
+def compared(part: Part, findings: Findings, cells: Sequence[Cell]) -> dict[int, tuple[Result, ...]]:
+    """The chosen trials of cells by the seeds all of them have; none where a cell's rate lies at the edge."""
+    if any(findings.at_edge(cell) for cell in cells):
+        return {}
+    chosen = [findings.chosen(cell) for cell in cells]
+    shared = set.intersection(*(set(trials) for trials in chosen))
+    return {seed: tuple(trials[seed] for trials in chosen) for seed in sorted(shared)}
+
+
+def _difference(part: Part, findings: Findings, task: str, size: int | None) -> Place | None:
+    """a - b on one place."""
+    cells = [(part.a, task, size), (part.b, task, size)]
+    trials = compared(part, findings, cells)
+    quantity = QUANTITIES[part.quantity]
+    a, b = (quantity.by_seed(findings, cell) for cell in cells)
+    effects = [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
+    if not trials or not effects:
+        return None
+    if part.quantity != "score":
+        return place(findings.base, task, effects)
+    pairs = [(first, second) for first, second in trials.values()]
+    from_rows = variance_from_rows(pairs, findings.part(pairs[0][0]))
+    return place(findings.base, task, effects, from_rows, findings.test_rows(task, size))
+
+
+def _paired(part: Part, findings: Findings) -> Iterator[Place]:
+    for task, sizes in places_of(part, findings).items():
+        found = [_difference(part, findings, task, size) for size in sizes]
+        yield from _one_place(findings.base, task, [one for one in found if one is not None])
+
+
+def _values(part: Part, findings: Findings) -> Iterator[Place]:
+    for task, sizes in places_of(part, findings).items():
+        found = []
+        for size in sizes:
+            cell = (part.a, task, size)
+            values = QUANTITIES[part.quantity].by_seed(findings, cell)
+            if values and not findings.at_edge(cell):
+                found.append(place(findings.base, task, list(values.values())))
+        yield from _one_place(findings.base, task, found)
+
+
+def _best_above_majority(part: Part, findings: Findings) -> Iterator[Place]:
+    """The best of all rates minus the majority class, where the reference b learnt the task."""
+    for task in part.tasks or findings.trained_tasks:
+        size = findings.size(task) if task in findings.tasks else None
+        if not _learnt(findings, (part.b, task, size)):
+            continue
+        best: dict[int, float] = {}
+        for point in findings.cells.get((part.a, task, size), ()):
+            result = findings.results[point]
+            if result is not None:
+                above = findings.points(result) - 100 * result.majority
+                best[point.seed] = max(best.get(point.seed, -math.inf), above)
+        if best:
+            yield place(findings.base, task, list(best.values()), rows=findings.test_rows(task, size))
+
+
+def _learnt(findings: Findings, cell: Cell) -> bool:
+    """Whether a reference beat the majority class beyond its interval."""
+    lows = [findings.lower_end(result) for result in findings.chosen(cell).values()]
+    return bool(lows) and statistics.fmean(lows) > findings.majority(cell[1], cell[2])
+
+
+def _term_changes(part: Part, findings: Findings) -> Iterator[tuple[str, list[dict[str, float]]]]:
+    """For each task the mean change of every bias term with a value in each layer, seed by seed."""
+    for task, sizes in places_of(part, findings).items():
+        tables = []
+        for result in findings.chosen((part.a, task, sizes[-1])).values():
+            layered = [term for term, row in result.change.items() if term.startswith("b_") and len(row) > 1]
+            means = {term: moved(result, [term]) for term in layered}
+            known = {term: mean for term, mean in means.items() if mean is not None}
+            if known and max(known.values()) > 0:
+                tables.append(known)
+        if tables:
+            yield task, tables
+
+
+def _largest_share(part: Part, findings: Findings) -> Iterator[Place]:
+    for task, tables in _term_changes(part, findings):
+        shares = []
+        for table in tables:
+            named = [table[term] for term in part.terms if term in table]
+            if named:
+                shares.append(100 * max(named) / max(table.values()))
+        if shares:
+            yield place(findings.base, task, shares)
+
+
+def _lead_over_others(part: Part, findings: Findings) -> Iterator[Place]:
+    for task, tables in _term_changes(part, findings):
+        leads = []
+        for table in tables:
+            others = [mean for term, mean in table.items() if term not in part.terms]
+            if others and all(term in table for term in part.terms):
+                least = min(table[term] for term in part.terms)
+                leads.append(100 * (least - max(others)) / max(table.values()))
+        if leads:
+            yield place(findings.base, task, leads)
+
+
+def mean_change(findings: Findings, method: str, task: str) -> dict[str, list[float | None]]:
+    """The change map of a method on a task, averaged over seeds."""
+    maps = [result.change for result in findings.chosen((method, task, findings.size(task))).values() if result.change]
+    averaged: dict[str, list[float | None]] = {}
+    for term in maps[0] if maps else ():
+        rows = [one[term] for one in maps if term in one]
+        averaged[term] = [_mean_of_known([row[layer] for row in rows]) for layer in range(len(rows[0]))]
+    return averaged
+
+
+def _mean_of_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _map_likeness(part: Part, findings: Findings) -> Iterator[Place]:
+    """For each task the mean rank correlation of its change map with the maps of the other tasks."""
+    maps = {}
+    for task in places_of(part, findings):
+        change = mean_change(findings, part.a, task)
+        layered = {term: row for term, row in change.items() if len(row) > 1 and any(row)}
+        if layered:
+            maps[task] = [value or 0.0 for term in sorted(layered) for value in layered[term]]
+    for task, values in maps.items():
+        others = [spearman(values, other) for name, other in maps.items() if name != task and len(other) == len(values)]
+        known = [value for value in others if value is not None]
+        if known:
+            yield place(findings.base, task, [statistics.fmean(known)])
+
+
+def _change_and_score(part: Part, findings: Findings) -> Iterator[Place]:
+    for task, sizes in places_of(part, findings).items():
+        by_seed: dict[int, list[tuple[float, float]]] = {}
+        for method in findings.methods:
+            for seed, result in findings.chosen((method, task, sizes[-1])).items():
+                change = moved(result)
+                if change is not None:
+                    by_seed.setdefault(seed, []).append((change, findings.points(result)))
+        rhos = []
+        for pairs in by_seed.values():
+            if len(pairs) >= METHODS_TO_CORRELATE:
+                rhos.append(spearman([x for x, _ in pairs], [y for _, y in pairs]))
+        known = [rho for rho in rhos if rho is not None]
+        if known:
+            yield place(findings.base, task, known)
+
+
+def _slopes(part: Part, findings: Findings) -> Iterator[Place]:
+    """How fast a - b falls with each doubling of the training rows."""
+    for task, sizes in places_of(part, findings).items():
+        curves: dict[int, list[tuple[float, float]]] = {}
+        for size in sizes:
+            cells = [(part.a, task, size), (part.b, task, size)]
+            for seed, (a, b) in compared(part, findings, cells).items():
+                doublings = math.log2(findings.rows(task, size) or 1)
+                curves.setdefault(seed, []).append((doublings, findings.points(a) - findings.points(b)))
+        slopes = [-_slope(curve) for curve in curves.values() if len({x for x, _ in curve}) > 1]
+        if slopes:
+            yield place(findings.base, task, slopes)
+
+
+def _slope(curve: Sequence[tuple[float, float]]) -> float:
+    return statistics.linear_regression([x for x, _ in curve], [y for _, y in curve]).slope
+
+
+def _by_size_of_base(part: Part, found: Sequence[tuple[Findings, Place]]) -> Estimate | None:
+    """How much a - b grows with each halving of the base's parameters."""
+    halvings = [-math.log2(findings.parameters) for findings, _ in found]
+    return regression(halvings, [one for _, one in found]) if found else None
+
+
+def _differences_of_differences(part: Part, findings: Findings) -> Iterator[Place]:
+    """(a - b) minus the difference of the other pair."""
+    for task, sizes in places_of(part, findings).items():
+        found = []
+        for size in sizes:
+            cells = [(name, task, size) for name in (part.a, part.b, *part.pair)]
+            effects = []
+            for trials in compared(part, findings, cells).values():
+                a, b, c, d = (findings.points(result) for result in trials)
+                effects.append((a - b) - (c - d))
+            if effects:
+                found.append(place(findings.base, task, effects, rows=findings.test_rows(task, size)))
+        yield from _one_place(findings.base, task, found)
+
+
+# ---- words
+
+
+def _pair(part: Part) -> str:
+    words = QUANTITIES[part.quantity].words
+    return f"{words} of {part.a} - {part.b}" if words else f"{part.a} - {part.b}"
+
+
+def _unit(part: Part) -> str:
+    return QUANTITIES[part.quantity].unit
+
+
+def _value_words(part: Part) -> str:
+    return f"{QUANTITIES[part.quantity].words} of {part.a} < {part.margin:g}{SIZES[part.sizes]}"
+
+
+TESTS = {
+    test.name: test
+    for test in (
+        ClaimTest(
+            "greater", lambda part: f"{_pair(part)} > {part.by:g}{SIZES[part.sizes]}", _unit, _paired, _greater
+        ),
+        ClaimTest(
+            "as_good_as", lambda part: f"{_pair(part)} > -{part.margin:g}{SIZES[part.sizes]}", _unit, _paired, _as_good
+        ),
+        ClaimTest(
+            "equal", lambda part: f"|{_pair(part)}| < {part.margin:g}{SIZES[part.sizes]}", _unit, _paired, _within
+        ),
+        ClaimTest("below", _value_words, _unit, _values, _below),
+        ClaimTest(
+            "not_above_majority",
+            lambda part: f"best rate of {part.a} - majority class < {part.margin:g}, where {part.b} learns",
+            _unit, _best_above_majority, _below,
+        ),
+        ClaimTest(
+            "does_not_move",
+            lambda part: f"change of {', '.join(part.terms)} < {part.margin:g}% of the largest term's",
+            lambda part: "%", _largest_share, _below,
+        ),
+        ClaimTest(
+            "moves_most",
+            lambda part: f"{' and '.join(part.terms)} change more than any other bias term",
+            lambda part: "% of the largest", _lead_over_others, _greater,
+        ),
+        ClaimTest(
+            "maps_alike",
+            lambda part: f"rank correlation of a task's change map with the other tasks' > {part.by:g}",
+            lambda part: "(rho)", _map_likeness, _greater,
+        ),
+        ClaimTest(
+            "unrelated",
+            lambda part: f"|rank correlation of change and score over methods| < {part.margin:g}",
+            lambda part: "(rho)", _change_and_score, _within,
+        ),
+        ClaimTest(
+            "shrinks_with_size",
+            lambda part: f"fall of {part.a} - {part.b} per doubling of the training rows > 0",
+            lambda part: "points", _slopes, _greater,
+        ),
+        ClaimTest(
+            "same_trend",
+            lambda part: f"|fall of {part.a} - {part.b} per doubling of the training rows| < {part.margin:g}",
+            lambda part: "points", _slopes, _within,
+        ),
+        ClaimTest(
+            "smaller_bases_lose_more",
+            lambda part: f"growth of {part.a} - {part.b} per halving of the base > 0",
+            lambda part: "points", _paired, _greater, _by_size_of_base,
+        ),
+        ClaimTest(
+            "same_difference",
+            lambda part: f"|({part.a} - {part.b}) - ({' - '.join(part.pair)})| < {part.margin:g}",
+            _unit, _differences_of_differences, _within,
+        ),
+    )
+}  # fmt: skip

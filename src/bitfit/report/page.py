@@ -1,0 +1,111 @@
+"""Pages and tables: templates that escape what is put into them, and the same tables in Markdown."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table's cell: the number that counts, and what stands small beside it."""
+
+    text: str = ""
+    note: str = ""
+    kind: str = ""  # a class of the style sheet
+
+    @property
+    def plain(self) -> str:
+        """Both as one text."""
+        return f"{self.text} ({self.note})" if self.text and self.note else self.text or self.note
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table: a name, a caption, heads and rows. `texts` are the columns, counted from 0, that hold no numbers."""
+
+    name: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell | str]]
+    caption: str = ""
+    notes: Sequence[str] = ()
+    texts: Sequence[int] = (0,)
+
+    @property
+    def cells(self) -> list[list[Cell]]:
+        """The rows with every cell as a Cell."""
+        return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
+
+    def markdown(self) -> str:
+        """The table in Markdown."""
+        marks = ["---" if n in self.texts else "---:" for n in range(len(self.head))]
+        lines = [_line([plain(name) for name in self.head]), _line(marks)]
+        lines += [_line([plain(cell.plain) for cell in row]) for row in self.cells]
+        caption = f"{plain(self.caption)}\n\n" if self.caption else ""
+        notes = "".join(f"\n{plain(note)}\n" for note in self.notes)
+        return f"### {plain(self.name)}\n\n{caption}" + "\n".join(lines) + f"\n{notes}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def visible(text: object) -> str:
+    """A text with every character that does not print made visible."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in str(text))
+
+
+def plain(text: object) -> str:
+    """A text for Markdown: no tags, and nothing that would end a cell or start a mark."""
+    shown = " ".join(visible(text).split())
+    for mark in ("\\", "`", "*", "_", "[", "]", "|"):
+        shown = shown.replace(mark, f"\\{mark}")
+    return shown.replace("<", "&lt;")
+
+
+@cache
+def _templates() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    # finalize sees every value before it is escaped; markup is ours and passes.
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: value if isinstance(value, Markup) else visible(value),
+    )
+    environment.globals["style"] = Markup(_style())  # noqa: S704 (a file of ours)
+    environment.globals["policy"] = _policy()
+    return environment
+
+
+def _style() -> str:
+    return (FOLDER / "page.css").read_text(encoding="utf-8")
+
+
+def _policy() -> str:
+    """A policy that allows our own style and nothing else."""
+    digest = base64.b64encode(hashlib.sha256(_style().encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+
+
+def render(template: str, **values: Any) -> str:
+    """A page: no script, no other file."""
+    return str(_templates().get_template(template).render(**values))
+
+
+def markup(svg: str) -> Any:
+    """A drawing of ours, which is put into a page as it is."""
+    from markupsafe import Markup
+
+    return Markup(svg)  # noqa: S704 (matplotlib has escaped its texts)

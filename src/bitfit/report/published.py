@@ -1,0 +1,63 @@
+"""The numbers a paper prints as findings, so that its claims can be judged by the same tests as ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..study.grid import Point
+from ..study.spec import Method, Number, Row, Study, Table
+from ..study.store import Result
+from .findings import Findings
+
+LAYOUTS = ("tasks", "rates", "sizes")
+
+
+def published(study: Study) -> list[Findings]:
+    """What the paper's tables say of each base."""
+    by_base: dict[str, dict[Point, Result | None]] = {}
+    for table in study.tables:
+        if table.layout in LAYOUTS:
+            for row in table.rows:
+                if row.method:
+                    base = row.base or study.protocol.bases[0]
+                    for point, result in _results(study, table, row, base):
+                        by_base.setdefault(base, {}).setdefault(point, result)
+    return [Findings(study, _manifest(study, base), results) for base, results in by_base.items()]
+
+
+def _results(study: Study, table: Table, row: Row, base: str) -> list[tuple[Point, Result]]:
+    method = study.method(row.method)
+    found = []
+    for column, number in zip(table.columns, row.numbers, strict=False):
+        if number is None:
+            continue
+        if table.layout == "sizes":
+            task, size = table.task, None if column == "all" else int(column)
+        else:
+            task, size = column, None
+        if task in study.trained_tasks:
+            found.append(_result(method, task, size, row.rate, number, base))
+    return found
+
+
+def _result(
+    method: Method, task: str, size: int | None, rate: float | None, number: Number, base: str
+) -> tuple[Point, Result]:
+    point = Point(method.name, task, size, rate or method.rates[0], 1, 0)
+    score = number.value / 100
+    scores = {part: {"score": [score, score, score]} for part in ("dev", "test")}
+    rows = {"train": size} if size else {}
+    result = Result("", "done", base, task, "score", {}, {"train": 1, **rows}, majority=0.0, scores=scores)
+    return point, result
+
+
+def _manifest(study: Study, base: str) -> dict[str, Any]:
+    return {
+        "study": study.name,
+        "base": {"name": base, "fingerprint": "", "layers": 0, "width": 0, "parameters": 0},
+        "split": study.protocol.split,
+        "runs": [],
+        "skipped": {},
+        "audit": {},
+        "published": True,
+    }
