@@ -41,7 +41,7 @@ def describe(args: argparse.Namespace) -> Any:
     """One study: protocol, tables, claims."""
     from ..report import report
 
-    study = spec.load(args.name)
+    study = load(args.name)
     count, seconds = grid.estimate(study)
     if args.json:
         return {"name": study.name, "title": study.title, "covers": study.covers, "protocol": dict(report.facts(study)),
@@ -52,7 +52,7 @@ def describe(args: argparse.Namespace) -> Any:
     show.out.print(f"{count:,} trials, about {duration(seconds)} of one slow core as the paper did it\n")
     show.out.print(show.table(["protocol", ""], report.facts(study), left=2))
     for table in study.tables:
-        rows = [(row.label, *(row.texts or tuple("-" if n is None else f"{n.value:g}" for n in row.values)))
+        rows = [(row.label, *(row.texts or tuple("-" if n is None else f"{n.value:g}" for n in row.numbers)))
                 for row in table.rows if row.values or row.texts]  # fmt: skip
         show.out.print()
         show.out.print(show.table(["", *table.columns], rows, f"{table.name} (published)"))
@@ -62,21 +62,43 @@ def describe(args: argparse.Namespace) -> Any:
 
 
 def report(args: argparse.Namespace) -> Any:
-    """Write the page and the Markdown."""
-    from ..report import report
+    """Write the page and the Markdown of one study, or of all studies with the summary over them."""
+    from ..report import report, summary
 
-    html, markdown = report.write(spec.load(args.name), Results(args.results), args.out)
+    results = Results(args.results)
+    if not args.all:
+        if args.name is None:
+            raise UsageError("study report: give the NAME of a study, or --all")
+        written = [report.write(load(args.name), results, args.out, args.figures)]
+    else:
+        if args.name is not None or args.out is not None:
+            raise UsageError("study report --all: no NAME and no --out; every report goes to its folder of --results")
+        written = [summary.write(results)]
+        for name in spec.names():
+            if results.manifests(name):
+                written.append(report.write(load(name), results, figures=args.figures))
     if args.json:
-        return {"html": str(html), "markdown": str(markdown)}
-    show.out.print(f"wrote {html} and {markdown}", soft_wrap=True)
+        return [{"html": str(html), "markdown": str(markdown)} for html, markdown in written]
+    for html, markdown in written:
+        show.out.print(f"wrote {html} and {markdown}", soft_wrap=True)
     return None
+
+
+def load(name: str) -> Study:
+    """A study whose claims and figures are of known kinds."""
+    from ..report import figures, verdicts
+
+    study = spec.load(name)
+    verdicts.check(study)
+    figures.check(study)
+    return study
 
 
 def run(args: argparse.Namespace) -> Any:
     """Run what is missing, then write the report."""
     from ..report import report
 
-    study = spec.load(args.name)
+    study = load(args.name)
     settings = Settings(
         tasks=args.tasks, methods=chosen_methods(study, args.methods), seeds=args.seeds, epochs=args.epochs,
         train_size=args.train_size, dev_size=args.dev_size, max_length=args.max_length, lr=args.lr, batch=args.batch,

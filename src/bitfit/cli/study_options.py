@@ -10,6 +10,7 @@ from . import values
 from .parser import Parser
 
 ENGINES = ("local", "ray")
+FORMATS = ("png", "pdf")
 NAME = "a study of `bitfit study list`, or your own .toml file"
 
 
@@ -21,13 +22,15 @@ def add_options(it: Parser) -> None:
         made: Parser = actions.add_parser(name, help=text, description=text)
         made.add_argument("--json", action="store_true", help="print JSON to stdout, everything else to stderr")
         if name != "list":
-            made.add_argument("name", metavar="NAME", help=NAME)
+            made.add_argument("name", metavar="NAME", nargs="?" if name == "report" else None, help=NAME)
         return made
 
     action("list", "the studies, what they cover and what they would cost as the papers did them")
     action("show", "protocol, published numbers and claims of a study")
     _add_run(action("run", "run what is missing of a study; the same command goes on after a stop"))
-    one = action("report", "write the HTML page and the Markdown of a study")
+    one = action("report", "write the HTML page and the Markdown of a study, or of all of them with a summary")
+    one.add_argument("--all", action="store_true", help="every study that was run, and RESULTS/summary.html over them")
+    one.add_argument("--figures", type=values.one_of(FORMATS), help="also save the figures for a paper: png or pdf")
     one.add_argument("--out", type=Path, help="folder for report.html and report.md (RESULTS/NAME)")
     _add_results(one)
 

@@ -95,11 +95,14 @@ def _kind(findings: Findings, method: str) -> str:
     return findings.study.method(method).kind
 
 
-def _legend(axes: Any, below: bool = True) -> None:
-    if below:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, handlelength=1.4, columnspacing=1.0)
-    else:
-        axes.legend(loc="best")
+def _curve_axes(entries: int) -> tuple[Any, Any]:
+    """A panel with room below it for a legend of so many entries."""
+    return drawing.axes(2.1 + 0.15 * math.ceil(entries / 2))
+
+
+def _legend(axes: Any) -> None:
+    """A legend below the axes, two entries a line."""
+    axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=1.4)
 
 
 # ---- dots with intervals
@@ -261,7 +264,7 @@ def _loss_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> lis
     drawn = []
     for findings, task in _panels_of_places(figure, bases):
         for names in _together(figure, findings):
-            panel, axes = drawing.axes(2.6)
+            panel, axes = _curve_axes(max(len(names), len(findings.study.method(names[0]).rates)))
             some = False
             for name in names:
                 some = _losses(axes, findings, (name, task, findings.size(task))) or some
@@ -336,7 +339,7 @@ def _median(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float
 def _score_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
     drawn = []
     for findings, task in _panels_of_places(figure, bases):
-        panel, axes = drawing.axes(2.6)
+        panel, axes = _curve_axes(len(_methods(figure, findings)))
         names = []
         for name in _methods(figure, findings):
             trials = findings.chosen((name, task, findings.size(task))).values()
@@ -357,8 +360,8 @@ def _size_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> lis
     """Scores against the number of training rows."""
     drawn, ends = [], []
     for findings, task in _panels_of_places(figure, bases):
-        panel, axes = drawing.axes(2.6)
         names = _methods(figure, findings)
+        panel, axes = _curve_axes(len(names))
         for n, name in enumerate(names):
             xs, dots = [], []
             for size in findings.sizes(task):
@@ -404,7 +407,7 @@ def _base_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> lis
     drawn = []
     ordered = sorted(bases, key=lambda findings: findings.parameters)
     for task in _tasks(figure, bases):
-        panel, axes = drawing.axes(2.6)
+        panel, axes = _curve_axes(len(study.methods) - 1)
         for name in [method.name for method in study.methods if method.name != figure.reference]:
             xs, ys = [], []
             for findings in ordered:
@@ -461,7 +464,7 @@ def _change_scatter(figure: Figure, study: Study, bases: Sequence[Findings]) -> 
 
 
 def _scatter(title: str, dots: Sequence[tuple[float, float, str]], findings: Findings, task: str) -> Panel:
-    panel, axes = drawing.axes(2.6 + 0.07 * len(dots))
+    panel, axes = _curve_axes(len(dots))
     for number, (x, y, name) in enumerate(dots, 1):
         paint = colour(_kind(findings, name))
         axes.plot([x], [y], marker="o", color=paint, linestyle="none", markersize=4, label=f"{number} {_short(name)}")

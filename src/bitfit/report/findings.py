@@ -221,7 +221,7 @@ class Findings:
     def points(self, result: Result, metric: str | None = None) -> float:
         """A trial's score in points; a run that diverged scores as the majority class."""
         table = result.scores.get(self.part(result), {})
-        name = metric if metric in table else result.metric
+        name = metric if metric is not None and metric in table else result.metric
         return 100 * (table[name][0] if name in table else result.majority)
 
     def summary(self, cell: Cell, rate: float | None = None) -> Summary | None:

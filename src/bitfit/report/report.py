@@ -72,7 +72,7 @@ def read(study: Study, results: Results) -> list[Findings]:
 
 
 def write(study: Study, results: Results, folder: Path | None = None, figures: str | None = None) -> tuple[Path, Path]:
-    """Write the page and the Markdown of a study, and its figures as `figures` (png or pdf); where the first two are."""
+    """Write the page and the Markdown of a study and return their paths; `figures` (png or pdf) saves figures too."""
     figures_of.check(study)
     target = folder or results.folder / study.name
     bases = read(study, results)
@@ -416,5 +416,3 @@ def as_markdown(study: Study, bases: Sequence[Findings], verdicts: Sequence[Verd
         commands = [shlex.join(run["command"]) for run in findings.manifest["runs"]]
         parts += [f"```\n{command.replace('```', '')}\n```\n" for command in commands]
     return "\n".join(part for part in parts if part)
-
-

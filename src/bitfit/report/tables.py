@@ -146,14 +146,12 @@ def _by_task(table: Table, findings: Findings) -> Grid:
         cells = _task_cells(row, rate, table, columns, findings)
         cells += [_average(row, rate, table, findings)] if average else []
         rows.append([row.label, _share(findings, row), *cells])
-    return Grid(
-        _title(table, findings), ["", SHARE, *columns, *average], rows, _caption(table, findings), _notes(rows)
-    )
+    return Grid(_title(table, findings), ["", SHARE, *columns, *average], rows, _caption(table, findings), _notes(rows))
 
 
 def _caption(table: Table, findings: Findings) -> str:
     """The caption, with the metric of each task that was run."""
-    metrics = {}
+    metrics: dict[str, list[str]] = {}
     for task in findings.tasks:
         metric = findings.metric(task, findings.size(task))
         if metric:
@@ -326,9 +324,7 @@ def _metrics(table: Table, findings: Findings) -> Grid:
     ours = {result.task: result.metric for result in findings.done}
     rows: Rows = [[row.label, *row.texts] for row in table.rows]
     rows.append(["ours", *(ours.get(column, "–") for column in table.columns)])
-    return Grid(
-        _title(table, findings), ["", *table.columns], rows, table.caption, texts=range(len(table.columns) + 1)
-    )
+    return Grid(_title(table, findings), ["", *table.columns], rows, table.caption, texts=range(len(table.columns) + 1))
 
 
 _LAYOUTS: dict[str, Callable[[Table, Findings], Grid]] = {

@@ -181,9 +181,7 @@ def _judged(study: Study, bases: Sequence[Findings]) -> dict[str, tuple[Comparis
     judged = {}
     for name, comparisons in compared.items():
         own = levels.get(name, Levels())
-        judged[name] = tuple(
-            Comparison(one.part, one.estimate, one.by_base, one.left_out, own) for one in comparisons
-        )
+        judged[name] = tuple(Comparison(one.part, one.estimate, one.by_base, one.left_out, own) for one in comparisons)
     return judged
 
 

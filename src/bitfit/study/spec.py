@@ -239,8 +239,7 @@ class Study:
     def task_sizes(self, task: str) -> tuple[int | None, ...]:
         """Training sizes of a task; None is all of its rows."""
         return tuple(
-            None if isinstance(size, str) or size is None else size
-            for size in self.sizes_by_task.get(task, self.sizes)
+            None if isinstance(size, str) or size is None else size for size in self.sizes_by_task.get(task, self.sizes)
         )
 
 

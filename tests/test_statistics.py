@@ -1,0 +1,181 @@
+"""Statistics against scipy and by simulation: claims are decided wrongly as seldom as they say."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bitfit.report.statistics import Place, combine, holm, place, regression, spearman, summary, t_quantile
+from bitfit.tasks.metrics import score
+
+LEVEL = 0.05
+TOLERATED = 0.06
+
+
+def test_an_interval_over_seeds_is_scipys():
+    draw = random.Random(0)
+    values = [draw.gauss(0.4, 1) for _ in range(9)]
+    found, known = summary(values), stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((known.low, known.high))
+
+
+@pytest.mark.parametrize("freedom", [1, 2.5, 30, math.inf])
+def test_quantiles_are_scipys(freedom):
+    known = stats.norm.ppf(0.975) if math.isinf(freedom) else stats.t.ppf(0.975, freedom)
+    assert t_quantile(0.975, freedom) == pytest.approx(known)
+
+
+def test_tasks_of_one_base_are_tested_by_a_t_test():
+    effects = [1.2, 0.3, 0.9, 2.1, 0.4]
+    found = combine([Place("b", f"t{n}", effect) for n, effect in enumerate(effects)])
+    assert found.p("above", 0) == pytest.approx(stats.ttest_1samp(effects, 0, alternative="greater").pvalue)
+    assert found.p("below", 2) == pytest.approx(stats.ttest_1samp(effects, 2, alternative="less").pvalue)
+
+
+def test_hartung_and_knapp_weigh_places_by_what_is_known_of_them():
+    places = [
+        Place("b", f"t{n}", effect, variance) for n, (effect, variance) in enumerate([(0, 0.1), (3, 9), (0.2, 0.1)])
+    ]
+    assert combine(places).mean < statistics.fmean(one.effect for one in places)
+
+
+def test_an_interval_excludes_a_bound_exactly_where_the_test_does():
+    found = combine(
+        [Place(f"b{n % 3}", f"t{n % 4}", effect) for n, effect in enumerate([1, 2, 1.5, 0.5, 3, 1, 2, 0.7])]
+    )
+    low, high = found.interval(0.02)
+    assert found.p("above", low) == pytest.approx(0.02) and found.p("below", high) == pytest.approx(0.02)
+
+
+def test_effects_that_do_not_vary_never_give_a_p_of_zero():
+    same = combine([Place("b", f"t{n}", 0.5) for n in range(4)])
+    assert same.p("above", 0.0) == 1.0 and same.p_within(1.0) == 1.0
+    counted = combine([place("b", f"t{n}", [0.0, 0.0], rows=400) for n in range(4)])
+    assert 0 < counted.p_within(1.0) < LEVEL
+
+
+def test_a_place_is_not_known_better_than_one_test_row():
+    low, high = place("b", "t", [1.0, 1.0, 1.0], rows=200).interval
+    assert low < 0.1 and high > 1.9
+
+
+def test_holm_is_scipys_and_names_the_level_of_each_step():
+    values = {"a": 0.01, "b": 0.04, "c": 0.03}
+    found = holm(values)
+    assert {name: p for name, (p, _) in found.items()} == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
+    assert found["a"][1] == pytest.approx(0.05 / 3) and found["b"][1] == found["c"][1] == pytest.approx(0.05 / 2)
+    assert holm({}) == {}
+
+
+def test_rank_correlation_of_a_constant_is_none():
+    assert spearman([1, 1, 1], [1, 2, 3]) is None
+    assert spearman([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
+
+
+def test_a_slope_over_bases_is_scipys():
+    xs, ys = [1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.5, 2.0, 4.5, 4.0]
+    found = regression(xs, [Place(f"b{x}", "t", y) for x, y in zip(xs, ys, strict=True)])
+    known = stats.linregress(xs, ys)
+    assert found.mean == pytest.approx(known.slope)
+    assert found.p("above", 0) == pytest.approx(known.pvalue / 2)
+
+
+def test_power_says_what_a_test_could_have_seen():
+    """A true difference of the size that is named is found in four of five simulations."""
+    draw = np.random.default_rng(0)
+    seen, found = [], 0
+    for _ in range(400):
+        one = combine([Place("b", f"t{n}", effect) for n, effect in enumerate(draw.normal(0.0, 1.0, 8))])
+        seen.append(one.detectable())
+    for _ in range(400):
+        effects = draw.normal(statistics.fmean(seen), 1.0, 8)
+        found += combine([Place("b", f"t{n}", effect) for n, effect in enumerate(effects)]).p("above", 0) < LEVEL
+    assert 0.7 < found / 400 < 0.9
+
+
+# ---- false alarms, with effects that tasks and bases share
+
+
+def simulated(draw, tasks, bases, by_task, by_base, by_place, seeds=2, missing=0.0):
+    """Places whose true mean effect is 0."""
+    task_effects, base_effects = draw.normal(0, by_task, tasks), draw.normal(0, by_base, bases)
+    places = []
+    for task in range(tasks):
+        for base in range(bases):
+            if base and draw.random() < missing:
+                continue
+            shared = task_effects[task] + base_effects[base] + draw.normal(0, by_place)
+            places.append(place(f"b{base}", f"t{task}", list(shared + draw.normal(0, 0.8, seeds)), 0.3, 400))
+    return places
+
+
+@pytest.mark.parametrize(
+    ("tasks", "bases", "by_task", "by_base", "by_place", "missing"),
+    [
+        (3, 1, 1.0, 0.0, 0.3, 0.0),  # the layout whose seed x task blocks gave 16% false verdicts
+        (9, 1, 2.0, 0.0, 0.3, 0.0),
+        (5, 3, 1.0, 0.0, 0.3, 0.0),
+        (6, 3, 0.0, 1.0, 0.3, 0.0),
+        (6, 3, 1.0, 1.0, 0.3, 0.0),
+        (6, 3, 1.0, 1.0, 0.3, 0.6),
+        (6, 6, 1.0, 2.0, 0.0, 0.0),
+    ],
+)
+def test_false_verdicts_are_as_rare_as_they_say(tasks, bases, by_task, by_base, by_place, missing):
+    draw, runs = np.random.default_rng(7), 2500
+    above = below = 0
+    for _ in range(runs):
+        found = combine(simulated(draw, tasks, bases, by_task, by_base, by_place, missing=missing))
+        above += found.p("above", 0) < LEVEL
+        below += found.p("below", 0) < LEVEL
+    assert above / runs <= TOLERATED and below / runs <= TOLERATED
+
+
+def test_a_true_difference_inside_the_margin_is_seldom_refuted():
+    """A claim of 'as good as' whose true loss is the margin itself is refuted in at most 5%, not in 37%."""
+    draw, refuted = np.random.default_rng(3), 0
+    for _ in range(600):
+        places = [Place(one.base, one.task, one.effect - 1.0, one.variance) for one in simulated(draw, 6, 3, 1, 1, 0.3)]
+        refuted += combine(places).p("below", -1.0) < LEVEL
+    assert refuted / 600 <= TOLERATED
+
+
+# ---- results of single rows
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "f1", "macro_f1", "matthews", "spearman", "pearson"])
+def test_a_resampled_metric_is_the_metric_of_the_drawn_rows(metric):
+    from bitfit.report.resampling import draws, metric_of
+    from bitfit.study.examples import of_texts
+
+    draw = np.random.default_rng(0)
+    numbers = metric in ("spearman", "pearson")
+    golds = draw.normal(size=300) if numbers else draw.integers(0, 2, 300)
+    predictions = golds + draw.normal(size=300) if numbers else np.where(draw.random(300) < 0.7, golds, 1 - golds)
+    rows = of_texts(metric, golds, predictions, numbers)
+    weights = draws(300, 3)
+    for value, weight in zip(metric_of(rows, metric, weights), weights, strict=True):
+        drawn = np.repeat(np.arange(300), weight.astype(int))
+        # Ranks are those among all rows, which a resample changes a little.
+        allowed = 0.02 if metric == "spearman" else 1e-5
+        assert value == pytest.approx(score(metric, predictions[drawn], golds[drawn]), abs=allowed)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "f1", "spearman"])
+def test_rows_are_stored_and_read_again(metric):
+    from bitfit.study.examples import Rows, of_texts
+
+    draw = np.random.default_rng(0)
+    golds, predictions = draw.integers(0, 2, 1001), draw.integers(0, 2, 1001)
+    rows = of_texts(metric, golds, predictions, metric == "spearman")
+    text = rows.encode()
+    again = Rows.decode(text)
+    assert len(again) == 1001 and again.form == rows.form
+    assert (np.asarray(again.columns[0]) == np.asarray(rows.columns[0])).all()
+    if metric == "accuracy":
+        assert len(text) < 250
