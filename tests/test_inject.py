@@ -275,9 +275,10 @@ def test_the_lines_on_the_card_load_the_injected_biases(
     delta = train(csv_file, base, inject=inject, pool=pool, lr=3e-2, epochs=1).best.delta
     folder = export(delta, base, tmp_path / "out")
     card, config = (folder / "README.md").read_text(), json.loads((folder / "config.json").read_text())
-    assert [name for name in ("attention_bias", "mlp_bias", "norm_bias") if config.get(name)] == switches
+    encoder = config.get("encoder_config", config)
+    assert [name for name in ("attention_bias", "mlp_bias", "norm_bias") if encoder.get(name)] == switches
     assert "differs from the base's architecture" in card and all(f"`{name}`" in card for name in switches)
-    assert (folder / "injected.safetensors").exists() == (inject in ("b_m1", "b_LN1 + b_m2 + b_other"))
+    assert (folder / "modeling_bitfit.py").exists() == (inject in ("b_m1", "b_LN1 + b_m2 + b_other"))
     expected = [list(answer["scores"].values()) for answer in predict(delta, TEXTS, base)]
     np.testing.assert_allclose(card_logits(folder, monkeypatch).softmax(-1).numpy(), expected, atol=1e-6)
 

@@ -38,7 +38,8 @@ class Answering(Task):
     stride: ClassVar[int | None] = 128
     baseline_name: ClassVar[str] = "the sentence most like the question"
     transformers_class: ClassVar[str] = "AutoModelForQuestionAnswering"
-    pipeline: ClassVar[str] = "question-answering"
+    pipeline: ClassVar[str | None] = None  # transformers 5 has none
+    card_logits: ClassVar[str] = "torch.stack([output.start_logits, output.end_logits], -1)"
     card: ClassVar[str] = "The span of a context that answers a question."
     fields: ClassVar[tuple[tuple[str, ...], ...]] = (("question", "context"),)
 

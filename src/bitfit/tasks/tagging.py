@@ -34,7 +34,7 @@ class Tagging(Task):
     form: ClassVar[str] = "words"
     baseline_name: ClassVar[str] = "each word's most frequent tag"
     transformers_class: ClassVar[str] = "AutoModelForTokenClassification"
-    pipeline: ClassVar[str] = "token-classification"
+    pipeline: ClassVar[str | None] = "token-classification"
     card: ClassVar[str] = "A tag for every word of a sentence, of {labels}."
     fields: ClassVar[tuple[tuple[str, ...], ...]] = (("words",), ("text",))
 

@@ -54,7 +54,8 @@ class Task(ABC):
     # In an exported folder: the class of transformers, its setting, the pipeline, and the first line of the card.
     transformers_class: ClassVar[str] = "AutoModelForSequenceClassification"
     problem_type: ClassVar[str | None] = None
-    pipeline: ClassVar[str] = "text-classification"
+    pipeline: ClassVar[str | None] = "text-classification"
+    card_logits: ClassVar[str] = "output.logits"  # the logits of a model's output, in the example on the card
     card: ClassVar[str]  # may use {texts} and {labels}
     # The fields of a request to the service: one of these sets must be given.
     fields: ClassVar[tuple[tuple[str, ...], ...]] = (("text",), ("text", "text_pair"))

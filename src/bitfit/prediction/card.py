@@ -1,0 +1,106 @@
+"""The model card of an exported folder: what the model is, how it was made and how to use it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..delta.delta import Delta
+from ..model.base import Base
+from ..tasks import Task
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What differs in an exported model from its base's stock class."""
+
+    injected: tuple[str, ...] = ()  # biases for layers that have none in the base
+    switches: tuple[str, ...] = ()  # settings of the configuration that make room for some of them
+    outside: tuple[str, ...] = ()  # those that no setting makes room for
+    own_code: bool = False  # whether the folder has code of its own
+
+
+def card(delta: Delta, base: Base, task: Task, exported: Exported) -> str:
+    """The card as Markdown."""
+    meta = delta.meta
+    score = meta.score
+    share = f"{meta.trained:,} of {meta.total:,} parameters ({meta.trained / meta.total:.3%})"
+    labels = ", ".join(f"`{_plain(label)}`" for label in task.labels)
+    what = task.card.format(texts="text pairs" if meta.pairs else "texts", labels=labels)
+    cut = f"Texts are cut at {meta.max_length} tokens."
+    if task.by_token:
+        cut = f"Longer inputs are read in windows of {meta.max_length} tokens that share {meta.stride}."
+    return f"""# {_plain(meta.base)} fine-tuned by bitfit
+
+{what}
+Selection `{_plain(meta.select)}`, head `{meta.head}`: {share} were trained; everything else is the base's own.
+Dev {meta.metric} {score.value:.4f} (95% interval {score.low:.4f} to {score.high:.4f}).
+{cut}
+{_folded(delta)}{_differences(exported)}
+## Use
+{_pipeline(task, exported)}
+```python
+{_usage(delta, base, task, exported)}```
+"""
+
+
+def _pipeline(task: Task, exported: Exported) -> str:
+    if task.pipeline is None:
+        return ""
+    trust = ", trust_remote_code=True" if exported.own_code else ""
+    cut = "" if task.by_token else ", truncation=True"
+    return f'`pipeline("{task.pipeline}", folder{trust}{cut})` answers texts. The same by hand:\n'
+
+
+def _folded(delta: Delta) -> str:
+    if not delta.meta.folded:
+        return ""
+    differ = sum(values.size for _, values in delta.entries.values())
+    return f"Biases that others can stand for are folded into those; {differ:,} numbers of the encoder are its own.\n"
+
+
+def _differences(exported: Exported) -> str:
+    """What a reader must know of a model that is not quite of its base's architecture."""
+    said = []
+    if exported.own_code:
+        said.append(
+            "No class of transformers computes this model, so the folder holds `modeling_bitfit.py`, which does. "
+            "transformers runs it with `trust_remote_code=True` and refuses to load the folder without."
+        )
+    if exported.injected:
+        said.append(f"Layers that have no bias in the base have one here: {_by_layer(exported.injected)}.")
+    if exported.switches:
+        settings = ", ".join(f"`{name}`" for name in exported.switches)
+        said.append(f"config.json sets {settings} to true, so that the stock classes load them.")
+    if not said:
+        return ""
+    return "\n## What differs from the base's architecture\n\n" + "\n".join(said) + "\n"
+
+
+def _by_layer(names: Sequence[str]) -> str:
+    layers = (re.sub(r"\.\d+\.", ".*.", name) for name in names)
+    return ", ".join(f"`{name}`" for name in dict.fromkeys(layers))
+
+
+def _usage(delta: Delta, base: Base, task: Task, exported: Exported) -> str:
+    name = task.transformers_class
+    trust = ", trust_remote_code=True" if exported.own_code else ""
+    byte_level = "ByteLevel" in base.tokenizer.backend_tokenizer.to_str()
+    spaced = ", add_prefix_space=True" if task.form == "words" and byte_level else ""
+    inputs = f'{task.card_input(delta.meta.pairs)}, max_length={delta.meta.max_length}, return_tensors="pt"'
+    return f"""import torch
+from transformers import {name}, AutoTokenizer
+
+folder = "."
+tokenizer = AutoTokenizer.from_pretrained(folder{trust}{spaced})
+model = {name}.from_pretrained(folder{trust}, dtype=torch.float32).eval()
+batch = tokenizer({inputs})
+with torch.no_grad():
+    output = model(**batch)
+logits = {task.card_logits}
+"""
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isalnum() or c in " .,:*+&@%()-_/" else "?" for c in text)
