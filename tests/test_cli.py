@@ -296,13 +296,23 @@ def test_nothing_at_all_shows_the_help(capsys):
     assert "train" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["inspect", "{delta}"]])
-def test_help_and_inspect_import_no_torch(words, delta_file):
+HEAVY = {"torch", "transformers", "matplotlib", "scipy", "sklearn"}
+
+
+@pytest.mark.parametrize(
+    ("words", "heavy"),
+    [
+        (["--help"], HEAVY | {"numpy", "msgspec", "rich", "importlib.metadata"}),
+        (["train", "--help"], HEAVY | {"numpy", "msgspec", "rich", "importlib.metadata"}),
+        (["inspect", "{delta}"], HEAVY),
+    ],
+)
+def test_help_and_inspect_import_nothing_heavy(words, heavy, delta_file):
     script = (
         "import sys; from bitfit.cli import main\n"
         "try: main.run(sys.argv[1:])\n"
         "except SystemExit: pass\n"
-        "assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules)\n"
+        f"assert not {heavy} & set(sys.modules)\n"
     )
     words = [word.format(delta=delta_file) for word in words]
     subprocess.run([sys.executable, "-c", script, *words], check=True, capture_output=True)

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from .errors import UsageError, suggest
+
+if TYPE_CHECKING:  # imported where it is used: `bitfit --help` makes registries, but looks nothing up
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 
@@ -30,7 +32,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def __init__(self, group: str, builtin: Mapping[str, str]) -> None:
         self.group = group
-        self._builtin = {name: EntryPoint(name, value, group) for name, value in builtin.items()}
+        self._builtin = dict(builtin)
         self._loaded: dict[str, T] = {}
 
     def __getitem__(self, name: str) -> T:
@@ -60,13 +62,16 @@ class Registry(Mapping[str, T], Generic[T]):
         self.__dict__.pop("_installed", None)
 
     def _entry(self, name: str) -> EntryPoint:
-        entry = self._builtin.get(name) or self._installed.get(name)
-        if entry is None:
-            raise KeyError(name)
-        return entry
+        from importlib.metadata import EntryPoint
+
+        if name in self._builtin:
+            return EntryPoint(name, self._builtin[name], self.group)
+        return self._installed[name]
 
     @cached_property
     def _installed(self) -> dict[str, EntryPoint]:
+        from importlib.metadata import entry_points
+
         found: dict[str, EntryPoint] = {}
         for entry in entry_points(group=self.group):
             if entry.name in self._builtin or entry.name in found:

@@ -7,9 +7,12 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from ..arrays import Array
 from .architectures import Architecture, architecture
+
+if TYPE_CHECKING:  # numpy would double the time of `bitfit --help`
+    from ..arrays import Array
 
 TERMS: tuple[str, ...] = (
     *("b_q", "b_k", "b_v", "b_m1", "b_LN1", "b_m2", "b_m3", "b_LN2"),

@@ -48,8 +48,10 @@ class Plan:
     inject: str = _option("none", "biases, zero at first, for layers that have none: b_v, b_q + b_v, bias, ...")
     head: str = _option("full", "what of the head trains", choices=HEADS)
     init: str = _option("keep", "start values: keep, zero(SELECTION) or reinit(SELECTION)")
-    pool: str = _option("auto", "what the head sees; auto: what the base declares", choices=("auto", "cls", "mean"))
-    lr: Sequence[float] | float | None = _option(None, "rates, comma-separated (what suits SELECT)", numbers)
+    pool: str = _option("auto", "what the head reads; auto: as the base declares", choices=("auto", "cls", "mean"))
+    lr: Sequence[float] | float | None = _option(
+        None, "learning rates, comma-separated (chosen by SELECT and the base)", numbers
+    )
     batch: Sequence[int] | int = _option(8, "batch sizes, comma-separated", wholes)
     seed: Sequence[int] | int = _option(0, "seeds, comma-separated", wholes)
     epochs: int = _option(5, "passes over the training rows", int)
@@ -57,29 +59,31 @@ class Plan:
         None, "evaluations per epoch; the best checkpoint is kept (2; 10 with --protocol holdout)", int
     )
     schedule: str = _option("linear", "linear: warm-up, then down to 0", choices=("constant", "linear"))
-    weight_decay: float = _option(0.0, "of the trained entries only", float)
+    weight_decay: float = _option(0.0, "weight decay of the trained entries", float)
     clip: float = _option(1.0, "largest gradient norm; 0: none", float)
     max_length: int | None = _option(None, "tokens per text (128; 384 with a question)", int)
     stride: int | None = _option(
-        None, "tokens that two windows on a long sentence or context share (a third of --max-length)", int
+        None, "tokens shared by two windows of a long sentence or context (a third of --max-length)", int
     )
     train_size: Sequence[int] | int | None = _option(
-        None, "train on this many rows, drawn evenly by class; several, comma-separated, are a sweep", wholes
+        None, "train on this many rows, drawn evenly by class; several, comma-separated, train a delta each", wholes
     )
-    data_seed: int = _option(0, "seed of what is drawn by --train-size and split off as dev", int)
+    data_seed: int = _option(0, "seed of the rows drawn by --train-size and of a dev split", int)
     protocol: str = _option(
-        "published", "holdout: 0.2 of train picks the checkpoint, dev is the test (what-to-freeze)", choices=PROTOCOLS
+        "published", "holdout: a fifth of train picks the checkpoint, and dev is the test", choices=PROTOCOLS
     )
-    data: str | None = _option(None, "folder of the named tasks' data: DATA/TASK/SPLIT.jsonl[.gz] ($BITFIT_DATA)")
-    metric: str | None = _option(None, "what picks the best checkpoint and trial (accuracy; spearman for numbers)")
-    positive: str | None = _option(None, "of two classes the one that precision, recall and f1 are about (the rarer)")
+    data: str | None = _option(None, "folder with the data of named tasks: DATA/TASK/SPLIT.jsonl[.gz] ($BITFIT_DATA)")
+    metric: str | None = _option(
+        None, "metric that picks the best checkpoint and trial (accuracy; spearman for numbers)"
+    )
+    positive: str | None = _option(None, "the class, of two, that precision, recall and F1 are about (the rarer)")
     prefix_dropout: bool = _option(False, "dropout below the lowest trained layer too; slower", bool)
     dropout: str = _option("on", "first-tenth: only in the first tenth of each epoch", choices=DROPOUTS)
-    task: str | None = _option(None, f"a named task, or a kind: {', '.join(BUILT_IN)} (what the data tells)")
-    text: str | None = _option(None, "text column (found by itself)")
+    task: str | None = _option(None, f"a named task, or a kind: {', '.join(BUILT_IN)} (recognised)")
+    text: str | None = _option(None, "text column (recognised)")
     text_pair: str | None = _option(None, "second text column; a question's context")
-    label: str | None = _option(None, "label column; several 0/1 columns, comma-separated, are labels of their own")
-    lanes: int | None = _option(None, "trials trained together at most", int)
+    label: str | None = _option(None, "label column; several 0/1 columns, comma-separated, are a multilabel task")
+    lanes: int | None = _option(None, "most trials trained together", int)
     threads: int | None = _option(None, "CPU threads; the same number gives the same bits", int)
     device: str = _option("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
 
@@ -155,6 +159,7 @@ class SharedOptions(TypedDict, total=False):
     protocol: str
     data: str | None
     metric: str | None
+    positive: str | None
     prefix_dropout: bool
     dropout: str
     task: str | None
