@@ -51,7 +51,7 @@ from bitfit.bank.bank import Bank
 from bitfit.bank.lanes import lane_of_delta
 from bitfit.delta.fold import serving_form
 from bitfit.model.rows import Rows
-from bitfit.training import loop
+from bitfit.training import job
 
 RESULTS = ROOT / "benchmarks" / "results.md"
 Sides = Mapping[str, Step]
@@ -268,12 +268,12 @@ def prefix(n: int) -> Iterator[Figure]:
             csv.writer(file).writerows(
                 [("text", "label"), *((text, i % 2) for i, text in enumerate(texts("sst2")[0][:PREFIX_TEXTS]))]
             )
-        for room in (loop.PREFIX_BYTES, 0):
-            loop.PREFIX_BYTES, before = room, loop.PREFIX_BYTES
+        for room in (job.PREFIX_BYTES, 0):
+            job.PREFIX_BYTES, before = room, job.PREFIX_BYTES
             began = time.process_time()
             bitfit.train(path, mini(), select="none", lr=[1e-3], epochs=epochs, threads=1)
             seconds.append(time.process_time() - began)
-            loop.PREFIX_BYTES = before
+            job.PREFIX_BYTES = before
     name = f"MiniLM, `--select none`, {epochs} epochs of {PREFIX_TEXTS} sst2 texts: faster than uncached"
     yield at_least(name, seconds[1] / seconds[0], 10)
 

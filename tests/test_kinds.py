@@ -101,7 +101,7 @@ INPUTS: dict[str, list[Any]] = {
 
 
 def test_tagging_learns_from_first_pieces(base, tagged):
-    run = train(tagged, base, select="bias", lr=3e-2, epochs=8, batch=4)
+    run = train(tagged, base, select="bias", lr=3e-2, epochs=8, batch=4, gap=True)
     assert run.best.scores["train"]["accuracy"].value > 0.9 and run.best.delta.meta.task == "tagging"
     answer = predict(run.best.delta, [["good", "film", "is"]], base)[0]
     assert answer["tokens"] == ["good", "film", "is"] and set(answer["tags"]) <= {"ADJ", "NOUN", "X"}

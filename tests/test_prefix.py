@@ -15,7 +15,7 @@ from bitfit.model.language import select
 from bitfit.model.resolution import resolve_starts
 from bitfit.model.rows import by_length
 from bitfit.model.task_model import Model
-from bitfit.training import loop
+from bitfit.training import job as training_job
 from bitfit.training import run as training
 from packing import PACKED, POOLS, STREAMS, assert_close, learn, rows, tiny_base
 
@@ -93,7 +93,7 @@ def same(one, other):
 @pytest.mark.parametrize("select", ["none", "bias@last1"])
 def test_training_is_the_same_where_the_states_do_not_fit(base, csv_file, monkeypatch, select):
     cached, _ = deltas(csv_file, base, select=select)
-    monkeypatch.setattr(loop, "PREFIX_BYTES", 0)
+    monkeypatch.setattr(training_job, "PREFIX_BYTES", 0)
     uncached, _ = deltas(csv_file, base, select=select)
     for one, other in zip(cached, uncached, strict=True):
         for name, value in one.tensors.items():

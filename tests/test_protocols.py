@@ -76,7 +76,7 @@ def test_another_data_seed_draws_other_rows(folder):
 
 
 def test_the_gap_is_train_minus_dev_by_the_same_code(folder, folders, tmp_path, capsys):
-    words = ["train", str(folder), "--base", str(folders("bert")), "--lr", "1e-2", "--epochs", "1"]
+    words = ["train", str(folder), "--base", str(folders("bert")), "--lr", "1e-2", "--epochs", "1", "--gap"]
     assert run([*words, "--out", str(tmp_path / "d.safetensors"), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["gap"]["accuracy"] == pytest.approx(shown["train"]["accuracy"] - shown["dev"]["accuracy"])
@@ -87,7 +87,7 @@ def test_the_gap_is_train_minus_dev_by_the_same_code(folder, folders, tmp_path, 
 def test_the_train_score_is_what_evaluate_says_of_the_training_file(folder, base, tmp_path):
     from bitfit import Predictor, train
 
-    run = train(folder, base, lr=1e-2, epochs=1, out=tmp_path / "d.safetensors")
+    run = train(folder, base, lr=1e-2, epochs=1, gap=True, out=tmp_path / "d.safetensors")
     _, scores, _ = Predictor(tmp_path / "d.safetensors", base).evaluate(folder, "train")
     assert scores["accuracy"].value == pytest.approx(run.best.scores["train"]["accuracy"].value)
 

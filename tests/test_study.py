@@ -218,7 +218,7 @@ def campaign(tiny, results, **changes):
 
 
 def run(tiny, results, **changes):
-    from bitfit.study.runner import local
+    from bitfit.study.passes import local
     from bitfit.study.runner import run as go
 
     return go(campaign(tiny, results, **changes), local, ["bitfit"], lambda _: None, lambda *_: None)
@@ -322,19 +322,19 @@ def one_result():
 def test_a_stop_at_any_moment_ends_with_the_same_results(tiny, tmp_path):
     """Stopped at every step of every pass in turn, in process; the slow tests kill the process."""
     from bitfit.errors import Interrupted
-    from bitfit.study import runner
+    from bitfit.study import passes, runner
 
     run(tiny, tmp_path / "whole", tasks=("sst2",))
     steps, stops = 0, 0
 
     def stopping(works, progress):
-        yield from ((work, runner.perform(work, partial(stop_sometimes, work))) for work in works)
+        yield from ((work, passes.perform(work, partial(stop_sometimes, work))) for work in works)
 
     def stop_sometimes(work, *_):
         nonlocal steps
         steps += 1
         if steps % 4 == 0:
-            runner.open_job(work.opening)[0].stop.requested = True
+            passes.workspace(work.opening.base).open(work.opening).job.stop.requested = True
 
     while True:
         try:
@@ -412,6 +412,80 @@ def test_the_demo_ends_with_a_page_of_its_own(tiny, tmp_path):
 
     study, base = spec.read(STUDY), load_base(tiny[0])
     data = Path(tiny[1]) / "sst2"
-    runs = [(train(data, base, select=m.select, lr=1e-2, epochs=1), 1.0) for m in study.methods]
+    runs = [(train(data, base, select=m.select, lr=1e-2, epochs=1, gap=True), 1.0) for m in study.methods]
     text = write_page(study, base, runs, tmp_path).read_text()
     assert "Three ways to train" in text and "<svg" in text and "Nothing to draw yet" not in text
+
+
+# ---- what is read and encoded, and how often
+
+
+@pytest.fixture
+def fresh_workspace():
+    """No data of earlier tests is at hand."""
+    from bitfit.study import passes
+
+    passes.workspace.cache_clear()
+    yield
+    passes.workspace.cache_clear()
+
+
+@pytest.fixture
+def encoded(monkeypatch, fresh_workspace):
+    """The number of examples of every call of the tokenizer."""
+    from bitfit.tasks.encode import Encoder
+
+    counts, encode = [], Encoder.encode
+
+    def counting(self, form, examples):
+        counts.append(len(examples))
+        return encode(self, form, examples)
+
+    monkeypatch.setattr(Encoder, "encode", counting)
+    return counts
+
+
+def test_a_study_reads_and_tokenises_each_task_once_whatever_the_stages(tiny, tmp_path, monkeypatch, encoded):
+    from bitfit.data import formats
+
+    opened, read = [], formats.READERS[".jsonl"]
+    monkeypatch.setitem(formats.READERS, ".jsonl", lambda path: opened.append(str(path)) or read(path))
+    assert run(tiny, tmp_path, seeds=3, methods=("BitFit",)) == 2 * (2 + 2)
+    assert encoded == [24, 12, 24, 12]  # train and dev of two tasks
+    assert all(opened.count(path) == 2 for path in opened)  # its head, then its rows
+
+
+def test_the_test_part_is_encoded_once_for_all_trials(tiny, tmp_path, encoded):
+    from bitfit.study.passes import local
+    from bitfit.study.runner import Campaign
+    from bitfit.study.runner import run as go
+
+    study = replace(STUDIES["tiny-imdb"], tasks=("imdb",))
+    found = Campaign(study, tiny[0], Settings(epochs=1, seeds=2, lr=(1e-2, 1e-3)), tiny[1], Results(tmp_path))
+    go(found, local, ["bitfit"], lambda _: None, lambda *_: None)
+    assert len(encoded) == 3
+
+
+def test_train_sizes_count_examples_not_windows(tiny, tmp_path, fresh_workspace):
+    from bitfit.study.runner import Campaign
+
+    data = write_tasks(tmp_path / "data", ("ud-pos",), rows=24)
+    study = replace(STUDIES["bitfit-tagging"], tasks=("ud-pos",))
+    settings = Settings(epochs=1, seeds=1, lr=(1e-2,), max_length=6)
+    found = Campaign(study, tiny[0], settings, str(data), Results(tmp_path / "r"))
+    for work in found.plan(found.search()):
+        job = found.workspace.open(work.opening).job
+        assert len(job.train) > len(job.train.examples) == 24
+        assert {trial.train_size for trial in work.trials} == {24}
+
+
+def test_a_pass_leaves_the_number_of_threads_as_it_was(tiny, tmp_path):
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        run(tiny, tmp_path, tasks=("sst2",), methods=("Frozen",), seeds=1, lr=(1e-2,))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

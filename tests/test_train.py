@@ -12,9 +12,12 @@ import pytest
 import torch
 
 from bitfit import files, train
+from bitfit.bank.packed import Packed
 from bitfit.delta import safefile
 from bitfit.errors import DataError, Diverged, Interrupted, UsageError, WriteError
 from bitfit.model.language import select as choose
+from bitfit.model.rows import Rows
+from bitfit.training import evaluation, loop
 from bitfit.training.loop import batch_rows, evaluation_steps, schedule
 from bitfit.training.plan import Plan, Trial, default_rates
 from bitfit.training.run import run_folder
@@ -102,7 +105,7 @@ def test_the_best_checkpoint_is_kept_not_the_last(base, csv_file):
 
 
 def test_each_trial_keeps_its_history(base, csv_file, tmp_path):
-    train(csv_file, base, lr=1e-2, epochs=2, evals_per_epoch=3, out=tmp_path / "d.safetensors")
+    train(csv_file, base, lr=1e-2, epochs=2, evals_per_epoch=3, gap=True, out=tmp_path / "d.safetensors")
     path = run_folder(tmp_path / "d.safetensors") / "lr0.01-batch8-seed0.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[0]["status"] == "done" and lines[0]["trial"]["lr"] == 1e-2
@@ -154,19 +157,17 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(base, csv_file, tmp_path, 
 
 
 def test_an_interruption_inside_an_evaluation_loses_nothing(base, csv_file, tmp_path, monkeypatch):
-    from bitfit.training.loop import Job
-
     whole = train(csv_file, base, **QUICK).best.delta.encode()
-    outputs, calls = Job.outputs, []
+    outputs, calls = loop.outputs, []
 
-    def interrupted(self, bank, k, rows):
+    def interrupted(*given):
         calls.append(1)
         if len(calls) == 2:
             os.kill(os.getpid(), signal.SIGINT)
-        return outputs(self, bank, k, rows)
+        return outputs(*given)
 
     out = tmp_path / "d.safetensors"
-    monkeypatch.setattr(Job, "outputs", interrupted)
+    monkeypatch.setattr(loop, "outputs", interrupted)
     with pytest.raises(Interrupted):
         train(csv_file, base, out=out, **QUICK)
     monkeypatch.undo()
@@ -386,3 +387,75 @@ def test_one_bank_holds_the_lanes_of_a_grid_and_whole_matrices_train_alone(base,
         assert [len(group) for group in passes(trials, None)] == sizes
     _, trials = prepare(csv_file, base, Plan(lr=[1, 2, 3], batch=[4, 8]), lambda _: None)
     assert [len(group) for group in passes(trials, 2)] == [2, 1, 2, 1]
+
+
+# ---- what is computed, and how often
+
+
+@pytest.fixture
+def passed(monkeypatch):
+    """The numbers of lanes and of texts of every pass without dropout, in order."""
+    seen = []
+    run = Packed.__call__
+
+    def counting(self, rows, *given):
+        if given[2] is None:
+            seen.append((len(rows), sum(len(own) for own in rows)))
+        return run(self, rows, *given)
+
+    monkeypatch.setattr(Packed, "__call__", counting)
+    return seen
+
+
+def test_lanes_are_evaluated_in_shared_passes_and_dev_is_scored_once_per_evaluation(base, csv_file, passed):
+    run_ = train(csv_file, base, lr=[1e-2, 3e-3, 1e-3], epochs=2, evals_per_epoch=2)
+    assert {lanes for lanes, _ in passed} == {3}
+    assert sum(texts for _, texts in passed) == 3 * 4 * len(run_.dataset.dev)
+
+
+def test_training_rows_are_scored_only_for_the_gap(base, csv_file, passed):
+    plain = train(csv_file, base, **QUICK)
+    without = sum(texts for _, texts in passed)
+    asked = train(csv_file, base, **QUICK, gap=True)
+    assert "train" not in plain.best.scores and plain.best.gap == {}
+    lanes = len(asked.trials)
+    assert sum(texts for _, texts in passed) == 2 * without + lanes * len(asked.dataset.train)
+    dev, trained = asked.best.scores["dev"]["accuracy"].value, asked.best.scores["train"]["accuracy"].value
+    assert asked.best.gap["accuracy"] == trained - dev
+
+
+def test_the_dev_scores_are_those_of_the_delta(base, csv_file):
+    from bitfit import Predictor
+
+    best = train(csv_file, base, **QUICK).best
+    examples = best.scores["dev"]
+    dev = train(csv_file, base, **QUICK).dataset.dev
+    labels = [answer["label"] for answer in Predictor(best.delta, base).answers(dev.texts)]
+    right = [label == best.delta.labels[gold] for label, gold in zip(labels, dev.labels, strict=True)]
+    assert examples["accuracy"].value == pytest.approx(sum(right) / len(right))
+
+
+def test_batches_hold_every_row_once_within_their_tokens():
+    lengths = np.array([5, 9, 2, 7, 30, 1, 1])
+    rows = Rows(np.zeros(lengths.sum(), np.int64), np.zeros(lengths.sum(), np.int64), np.append(0, lengths.cumsum()))
+    found = evaluation.batches(rows, 12)
+    assert sorted(np.concatenate(found)) == list(range(7))
+    assert all(lengths[chosen].sum() <= 12 or len(chosen) == 1 for chosen in found)
+
+
+def test_a_plan_is_checked_once(folders, csv_file, tmp_path, monkeypatch):
+    from bitfit.cli.main import run as command
+
+    checked = []
+    check = Plan.__post_init__
+    monkeypatch.setattr(Plan, "__post_init__", lambda self: checked.append(1) or check(self))
+    words = ["train", str(csv_file), "--base", str(folders("bert")), "--lr", "1e-2", "--epochs", "1", "--json"]
+    for more in ([], ["--train-size", "20,30"]):
+        checked.clear()
+        assert command([*words, *more, "--out", str(tmp_path / "d.safetensors")]) == 0
+        assert len(checked) == 1
+
+
+def test_a_plan_and_its_fields_are_not_given_together(base, csv_file):
+    with pytest.raises(UsageError, match="not both: epochs"):
+        train(csv_file, base, plan=Plan(lr=1e-2), epochs=2)

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -31,19 +31,19 @@ def demo(args: argparse.Namespace) -> None:
 
 
 def train(args: argparse.Namespace) -> None:
-    plan = {entry.name: getattr(args, entry.name) for entry in fields(Plan) if hasattr(args, entry.name)}
-    Plan(**plan)  # a wrong option must not cost the seconds that importing torch takes
+    # Made before torch is imported: a wrong option must not cost the seconds that this takes.
+    plan = Plan(**{entry.name: getattr(args, entry.name) for entry in fields(Plan) if hasattr(args, entry.name)})
     from ..training.run import sized, sweep
     from ..training.run import train as fit
     from . import show
 
     target = args.out or default_out(args.source)
-    several_sizes = len(plan.get("train_size", ())) > 1
+    several_sizes = isinstance(plan.train_size, Sequence)
     start = sweep if several_sizes else fit
     began = time.monotonic()
     with show.training_bar(quiet=args.json) as watch:
         options = {"out": target, "resume": args.resume, "watch": watch, "say": show.note, **_checkpoint_seconds()}
-        run: Any = start(args.source, args.base, **options, **plan)
+        run: Any = start(args.source, args.base, plan=plan, **options)
     seconds = time.monotonic() - began
     if several_sizes and args.json:
         sizes = [contracts.training(each, sized(target, size), seconds) for size, each in run.items()]

@@ -21,7 +21,8 @@ from ..report import report
 from ..report.findings import Findings
 from ..study import spec
 from ..study.grid import Point
-from ..study.runner import about, record
+from ..study.passes import record
+from ..study.runner import about
 from ..study.spec import Method, Protocol, Study
 from ..tasks import Task
 from ..tasks.metrics import evaluate
@@ -133,7 +134,7 @@ def _train(method: Method, protocol: Protocol, dataset: Dataset, base: Base, out
         run = train(
             dataset, base, out=out, watch=watch,
             select=method.select, lr=method.rates, epochs=protocol.epochs, evals_per_epoch=protocol.evals_per_epoch,
-            schedule=protocol.schedule,
+            schedule=protocol.schedule, gap=True,
         )  # fmt: skip
     return run, time.monotonic() - began
 

@@ -33,7 +33,7 @@ TRAIN_GROUPS = {
         "stride",
     ),
     "what trains": ("select", "inject", "head", "init", "pool"),
-    "run": ("lanes", "threads", "device"),
+    "run": ("gap", "lanes", "threads", "device"),
 }
 OPTIMISATION = "optimisation"
 EXPECTED: dict[Any, str] = {

@@ -72,8 +72,9 @@ def run(done: Any, target: Path, took: float, base: str | None = None) -> None:
         out.print(table(["rate", "batch", "seed", f"dev {metric}", ""], rows))
     for splits in _side_by_side(best.scores):
         out.print(_score_table({split: best.scores[split] for split in splits}))
-    gap = f"{percent(best.scores['train'][metric].value)} on train, {percent(best.scores['dev'][metric].value)} on dev"
-    out.print(f"generalisation gap: {metric} {percent(best.gap[metric])} ({gap})")
+    if best.gap:
+        train, dev = (percent(best.scores[split][metric].value) for split in ("train", "dev"))
+        out.print(f"generalisation gap: {metric} {percent(best.gap[metric])} ({train} on train, {dev} on dev)")
     out.print(f"{done.baseline_name}: {metric} {percent(done.majority)} on dev")
     share = f"{meta.trained / meta.total:.3%}"
     out.print(f"trained {meta.trained:,} of {meta.total:,} parameters ({share}) in {seconds(took)}")
@@ -98,8 +99,12 @@ def sweep(runs: dict[int, Any], target: Path, took: float) -> None:
         cells = [f"{size:,}"]
         for metric in metrics:
             cells += score_cells(run.best.scores["dev"][metric], metric)
-        lines.append([*cells, percent(run.best.gap[main])])
-    out.print(table([*columns, f"gap {main}"], lines, left=0))
+        if first.gap:
+            cells.append(percent(run.best.gap[main]))
+        lines.append(cells)
+    if first.gap:
+        columns.append(f"gap {main}")
+    out.print(table(columns, lines, left=0))
     names = f"{clean(target.stem)}-ROWS{target.suffix}"
     out.print(f"wrote {len(runs)} deltas ({names}) in {seconds(took)}")
 

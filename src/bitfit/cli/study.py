@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import UsageError
-from ..study import grid, spec
+from ..study import forecast, spec
 from ..study.grid import Settings
 from ..study.spec import Study
 from ..study.store import Results
@@ -23,7 +23,7 @@ from . import show, values
 def list_(args: argparse.Namespace) -> Any:
     """All studies with what they cover and their cost on one core."""
     studies = [spec.load(name) for name in spec.names()]
-    costs = {study.name: grid.estimate(study) for study in studies}
+    costs = {study.name: forecast.estimate(study) for study in studies}
     if args.json:
         return [
             {"name": s.name, "title": s.title, "paper": s.paper, "covers": s.covers, "trials": costs[s.name][0],
@@ -42,7 +42,7 @@ def describe(args: argparse.Namespace) -> Any:
     from ..report import report
 
     study = load(args.name)
-    count, seconds = grid.estimate(study)
+    count, seconds = forecast.estimate(study)
     if args.json:
         return {"name": study.name, "title": study.title, "covers": study.covers, "protocol": dict(report.facts(study)),
                 "claims": {claim.id: claim.text for claim in study.claims}, "trials": count}  # fmt: skip
@@ -150,7 +150,7 @@ def _run_on(study: Study, base: str, settings: Settings, args: argparse.Namespac
 
 def _engine(args: argparse.Namespace) -> Any:
     if args.engine == "local":
-        from ..study.runner import local
+        from ..study.passes import local
 
         return local
     from ..study.ray_engine import ray_engine
@@ -159,7 +159,8 @@ def _engine(args: argparse.Namespace) -> Any:
 
 
 def _forecast(campaign: Any, args: argparse.Namespace) -> dict[str, Any]:
-    from ..study.runner import dry_run, speed
+    from ..study.forecast import speed
+    from ..study.runner import dry_run
 
     works = dry_run(campaign)
     pace = speed(campaign.results)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -64,30 +65,92 @@ def _require_label(sample: Sample, columns: Columns) -> None:
 # ---------------------------------------------------------------- the whole data set
 
 
-def load(
-    path: StrPath | Files,
+@dataclass(frozen=True, eq=False)
+class Published:
+    """The labelled files of a data set. The training file has been read; the others are read once, when needed."""
+
+    files: Files
+    kind: Kind
+    labels: tuple[str, ...]
+    columns: Columns
+    train: Examples
+    notes: tuple[str, ...]  # how the training file was read
+    train_notes: tuple[str, ...]  # what was noticed in it
+
+    @cached_property
+    def dev(self) -> tuple[Examples | None, tuple[str, ...]]:
+        """The examples of the dev file, with notes."""
+        if self.files.dev is None:
+            return None, ()
+        return load_labelled(self.files.dev, self.columns, self.kind, self.labels)
+
+    @cached_property
+    def test(self) -> tuple[Examples | None, tuple[str, ...]]:
+        """The examples of the test file if it has labels, with notes."""
+        return self._tested(self.files.test)
+
+    @cached_property
+    def dev_as_test(self) -> tuple[Examples | None, tuple[str, ...]]:
+        """The examples of the dev file if it has labels, with notes."""
+        return self._tested(self.files.dev)
+
+    @cached_property
+    def more(self) -> dict[str, tuple[Examples | None, tuple[str, ...]]]:
+        """The further files to score, by name."""
+        return {name: self._tested(file) for name, file in self.files.more.items()}
+
+    def _tested(self, path: Path | None) -> tuple[Examples | None, tuple[str, ...]]:
+        return _tested(path, self.columns, self.kind, self.labels)
+
+    def dataset(self, train_size: int | None = None, seed: int = 0, holdout: float | None = None) -> Dataset:
+        """What training needs: drawn to `train_size` rows, a dev part split off where there is none.
+
+        `holdout` is the share of the training rows to hold out as dev; the dev file is then the test.
+        """
+        if holdout is None:
+            train, dev, how = self._train_and_dev(seed)
+            train, cut = _cut(train, self.kind, self.labels, train_size, seed)
+            how = (*how, *cut)
+            test, test_notes = self.test
+        else:
+            drawn, cut = _cut(self.train, self.kind, self.labels, train_size, seed)
+            train, dev, said = _hold_out(drawn, self.files, self.kind, seed, holdout)
+            how = (*cut, *said)
+            test, test_notes = self.test if self.files.dev is None else self.dev_as_test
+        notes = [*self.notes, *how, _sizes(train, dev, test), *self.train_notes, *test_notes]
+        more = {}
+        for name, (examples, said) in self.more.items():
+            notes += said
+            if examples is not None:
+                more[name] = examples
+        notes += reader_of(self.kind).doubts(self.train, self.labels)
+        return Dataset(train, dev, test, self.kind, self.labels, self.columns, tuple(notes), more)
+
+    def _train_and_dev(self, seed: int) -> tuple[Examples, Examples, tuple[str, ...]]:
+        dev, notes = self.dev
+        if dev is not None:
+            return self.train, dev, notes
+        train, split_off, how = _split_off(self.train, self.files.train, self.kind, seed)
+        return train, split_off, (f"No dev file, so {how}",)
+
+
+def read(
+    files: Files,
     *,
     task: Kind | None = None,
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
     labels: Sequence[str] = (),
-    dev: StrPath | None = None,
-    test: StrPath | None = None,
-    train_size: int | None = None,
-    seed: int = 0,
-    holdout: float | None = None,
     sample: Sample | None = None,
-) -> Dataset:
-    """A labelled file, or a folder with train, dev and test files, as what training needs.
+) -> Published:
+    """Read the training file of a data set.
 
     `task` is the kind of task; without it the file's format, columns and labels tell. `labels` are those of a named
-    task, which files may also give by number. `holdout` is the share of the training rows to hold out as dev; the dev
-    file is then the test. `sample` holds the first rows of the training file, if they were read before.
+    task, which files may also give by number. `sample` holds the first rows of the training file, if they were read
+    before.
     """
-    files, notes = (path, list[str]()) if isinstance(path, Files) else find_files(path)
-    files = replace(files, dev=Path(dev) if dev else files.dev, test=Path(test) if test else files.test)
-    sample = Sample.of(sample or files.train)
+    sample = sample or Sample.of(files.train)
     kind = task or suggest_kind(sample, label)
     columns = find_columns_of(kind, sample, text=text, text_pair=text_pair, label=label)
     columns = replace(columns, numbered=bool(labels))
@@ -95,30 +158,29 @@ def load(
     table = reader_of(kind or Classes.kind).read(sample, columns)
     kind, reasons = (kind, []) if kind else infer_kind(table)
     reader = reader_of(kind)
-    labels = tuple(labels) or reader.label_names(table)
-    whole = reader.examples(table, labels, columns.numbered)
-    if holdout is None:
-        train, held_out, how = _train_and_dev(whole, files, columns, kind, labels, seed)
-        train, cut = _cut(train, kind, labels, train_size, seed)
-        how = (*how, *cut)
-    else:
-        taken, cut = _cut(whole, kind, labels, train_size, seed)
-        train, held_out, said = _hold_out(taken, files, kind, seed, holdout)
-        files, how = replace(files, test=files.dev or files.test), (*cut, *said)
-    tested, remarks = _tested(files.test, columns, kind, labels)
-    more = {name: _tested(file, columns, kind, labels) for name, file in files.more.items()}
-    notes += [
-        _taken(columns),
-        *reasons,
-        *how,
-        _sizes(train, held_out, tested),
-        *table.notes,
-        *remarks,
-        *chain.from_iterable(said for _, said in more.values()),
-        *reader.doubts(whole, labels),
-    ]
-    further = {name: examples for name, (examples, _) in more.items() if examples is not None}
-    return Dataset(train, held_out, tested, kind, labels, columns, tuple(notes), further)
+    names = tuple(labels) or reader.label_names(table)
+    examples = reader.examples(table, names, columns.numbered)
+    return Published(files, kind, names, columns, examples, (_taken(columns), *reasons), tuple(table.notes))
+
+
+def load(
+    path: StrPath | Files,
+    *,
+    dev: StrPath | None = None,
+    test: StrPath | None = None,
+    train_size: int | None = None,
+    seed: int = 0,
+    holdout: float | None = None,
+    **options: Any,
+) -> Dataset:
+    """A labelled file, or a folder with train, dev and test files, as what training needs.
+
+    `options` are those of `read`; see `Published.dataset` for the sizes.
+    """
+    files, notes = (path, []) if isinstance(path, Files) else find_files(path)
+    files = replace(files, dev=Path(dev) if dev else files.dev, test=Path(test) if test else files.test)
+    dataset = read(files, **options).dataset(train_size, seed, holdout)
+    return replace(dataset, notes=(*notes, *dataset.notes))
 
 
 def kind_of_format(path: StrPath) -> Kind | None:
@@ -199,15 +261,6 @@ def one_of(files: Mapping[str, list[Path]], names: Sequence[str]) -> Path | None
     if len(found) > 1:
         raise DataError(f"{found[0]} and {found[1].name} stand for the same part of the data; remove one of them.")
     return found[0] if found else None
-
-
-def _train_and_dev(
-    whole: Examples, files: Files, columns: Columns, kind: Kind, labels: tuple[str, ...], seed: int
-) -> tuple[Examples, Examples, tuple[str, ...]]:
-    if files.dev is not None:
-        return whole, *load_labelled(files.dev, columns, kind, labels)
-    train, dev, how = _split_off(whole, files.train, kind, seed)
-    return train, dev, (f"No dev file, so {how}",)
 
 
 def _split_off(

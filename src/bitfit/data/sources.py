@@ -19,6 +19,7 @@ from . import loading, named
 from .columns import Sample
 from .examples import Dataset, Files, Kind
 from .formats import StrPath
+from .loading import Published
 from .named import NamedTask
 from .readers import READERS
 
@@ -76,17 +77,23 @@ def path_or_task(source: StrPath) -> tuple[Path | None, NamedTask | None, list[s
     return path, None, []
 
 
-def load(
-    source: StrPath,
-    *,
-    folder: StrPath | None = None,
-    task: str | None = None,
-    protocol: str = "published",
-    train_size: int | None = None,
-    seed: int = 0,
-    **columns: str | None,
-) -> tuple[Dataset, NamedTask | None]:
-    """The data set of a path or a named task, and the task whose columns, labels and metric it follows, if any."""
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A path or a named task, its training file read."""
+
+    published: Published
+    follows: NamedTask | None  # the named task whose columns, labels and metric it follows, if any
+    notes: tuple[str, ...]
+
+    def dataset(self, protocol: str = "published", train_size: int | None = None, seed: int = 0) -> Dataset:
+        """The data set under a protocol."""
+        share = HOLDOUT_SHARE if protocol == "holdout" else None
+        dataset = self.published.dataset(train_size, seed, share)
+        return replace(dataset, notes=(*self.notes, *dataset.notes))
+
+
+def read(source: StrPath, *, folder: StrPath | None = None, task: str | None = None, **columns: str | None) -> Source:
+    """Find and read the training file of a path or a named task."""
     kind, asked = kind_or_task(task)
     path, meant, notes = path_or_task(source)
     if meant is not None:
@@ -97,17 +104,33 @@ def load(
         files, renamed = loading.find_files(path)
         notes += renamed
     if meant and ((asked or meant) is not meant or (kind or meant.kind) != meant.kind):
-        raise UsageError(f"--task {task}: {meant.name} is a task of its own; leave --task away")
+        raise UsageError(f"--task {task}: {meant.name} is a task of its own; remove --task")
     follows = asked or meant
-    kind = follows.kind if follows else kind
     sample = Sample.of(files.train)
     found = _columns(follows, sample, columns) if follows else columns
-    share = HOLDOUT_SHARE if protocol == "holdout" else None
-    labels = follows.labels if follows else ()
-    dataset = loading.load(
-        files, **found, task=kind, labels=labels, train_size=train_size, seed=seed, holdout=share, sample=sample
+    published = loading.read(
+        files,
+        task=follows.kind if follows else kind,
+        labels=follows.labels if follows else (),
+        text=found.get("text"),
+        text_pair=found.get("text_pair"),
+        label=found.get("label"),
+        sample=sample,
     )
-    return replace(dataset, notes=(*notes, *dataset.notes)), follows
+    return Source(published, follows, tuple(notes))
+
+
+def load(
+    source: StrPath,
+    *,
+    protocol: str = "published",
+    train_size: int | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> tuple[Dataset, NamedTask | None]:
+    """The data set of a path or a named task, and the task it follows, if any; `options` are those of `read`."""
+    found = read(source, **options)
+    return found.dataset(protocol, train_size, seed), found.follows
 
 
 def _files(task: NamedTask, place: Place) -> Files:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..study import grid
+from ..study import forecast
 from ..study.spec import Figure, Method, Study
 from ..study.store import Results
 from . import drawing
@@ -363,7 +363,7 @@ def _remarks(study: Study) -> list[tuple[str, Sequence[str]]]:
 
 def cost_in_words(study: Study) -> str:
     """What a study costs as the paper did it."""
-    trials, seconds = grid.estimate(study)
+    trials, seconds = forecast.estimate(study)
     days = seconds / 86400
     time = f"{days:,.0f} days" if days >= 2 else f"{seconds / 3600:.1f} hours"
     return f"{trials:,} trials, about {time} of one slow core"

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..data import sources
 from ..data.examples import Dataset, Examples
+from ..data.sources import Source
 from ..data.splits import subset
 from ..errors import DataError, UsageError
 
@@ -15,29 +16,31 @@ OTHER_DEV = "dev_mismatched"  # of MNLI, scored by the trials of mnli
 IN_DOMAIN = "dev_in_domain"  # of CoLA: what-to-freeze's test set of 527 sentences
 
 
-def dataset(
-    task: str, folder: str | None, split: str, size: int | None, dev_size: int | None
-) -> tuple[Dataset, str | None]:
-    """The data of a task under a protocol and its metric, cut to `size` training rows and `dev_size` scored ones.
+def read(task: str, folder: str | None) -> Source:
+    """Read a task's training file."""
+    try:
+        return sources.read(task, folder=folder)
+    except UsageError as error:
+        raise DataError(str(error)) from error
+
+
+def dataset(source: Source, split: str, size: int | None, dev_size: int | None) -> Dataset:
+    """The data of a task under a protocol, cut to `size` training rows and `dev_size` scored ones.
 
     `dev`: train and dev as published. `holdout`: a fifth of train becomes dev, the published dev becomes test; sizes
     count both parts, as what-to-freeze counts them. `test`: as published, scored on test.
     """
-    try:
-        protocol = "holdout" if split == "holdout" else "published"
-        whole, named = sources.load(task, folder=folder, protocol=protocol)
-        if split == "holdout" and size is not None and size < len(whole.train) + len(whole.dev):
-            whole, named = sources.load(task, folder=folder, protocol=protocol, train_size=size)
-    except UsageError as error:
-        raise DataError(str(error)) from error
-    if split != "holdout":
+    if split == "holdout":
+        rows = len(source.published.train)
+        whole = source.dataset("holdout", size if size is not None and size < rows else None)
+        test = whole.more.get(IN_DOMAIN, whole.test)
+    else:
+        whole = source.dataset()
         whole = replace(whole, train=_cut(whole, whole.train, size))
-    if split == "holdout" and IN_DOMAIN in whole.more:
-        whole = replace(whole, test=whole.more[IN_DOMAIN])
-    test = None if split == "dev" or whole.test is None else _cut(whole, whole.test, dev_size)
+        test = None if split == "dev" else whole.test
     more = {name: _cut(whole, part, dev_size) for name, part in whole.more.items() if name == OTHER_DEV}
-    found = replace(whole, dev=_cut(whole, whole.dev, dev_size), test=test, more=more)
-    return found, named.metric if named else None
+    scored = None if test is None else _cut(whole, test, dev_size)
+    return replace(whole, dev=_cut(whole, whole.dev, dev_size), test=scored, more=more)
 
 
 def _cut(found: Dataset, part: Examples, size: int | None) -> Examples:

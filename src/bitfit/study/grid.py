@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import Any
 
-from ..model.anatomy import Anatomy, anatomy
-from ..model.language import parse_init, select
-from ..model.selection import Selection
-from ..training.plan import MASK
 from .spec import Method, Protocol, Study
 
 Suits = Callable[[Method], tuple[float, ...]]  # the rates that suit a method on the base at hand
-FLOPS = 45e9  # what one slow core sustains in a step (LOG.md): for estimates before anything was measured
 
 
 @dataclass(frozen=True)
@@ -196,97 +190,3 @@ def _several(value: Any) -> str:
 
 def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-# ---- cost, before anything is loaded
-
-# Rows for training and evaluation, and mean tokens of a row, of the full data sets.
-DATA = {
-    "cola": (8551, 1043, 11), "sst2": (67349, 872, 13), "mrpc": (3668, 408, 53), "stsb": (5749, 1500, 31),
-    "qqp": (363846, 40430, 30), "mnli": (392702, 19647, 39), "qnli": (104743, 5463, 50),
-    "rte": (2490, 277, 64), "imdb": (25000, 25000, 230), "squad": (87599, 10570, 170), "ptb-pos": (39832, 1700, 30),
-    "trec": (5452, 500, 12), "rotten-tomatoes": (8530, 1066, 27), "ud-pos": (12544, 2001, 22),
-}  # fmt: skip
-# Parameters of the layers, which decide the work per token.
-LAYERS = {
-    "google-bert/bert-base-cased": 85e6, "google-bert/bert-base-uncased": 85e6, "google-bert/bert-large-cased": 302e6,
-    "FacebookAI/roberta-base": 85e6, "prajjwal1/bert-tiny": 0.4e6, "prajjwal1/bert-mini": 3.2e6,
-    "prajjwal1/bert-small": 12.6e6, "prajjwal1/bert-medium": 25.2e6, "all-MiniLM-L6-v2": 10.6e6,
-}  # fmt: skip
-
-
-# The shape of BERT-base, on which selections are resolved for estimates: per layer, then outside the layers.
-_WIDTH, _INNER, _VOCABULARY, _DEPTH = 768, 3072, 30522, 12
-_IN_LAYER = {
-    "attention.self.query": (_WIDTH, _WIDTH), "attention.self.key": (_WIDTH, _WIDTH),
-    "attention.self.value": (_WIDTH, _WIDTH), "attention.output.dense": (_WIDTH, _WIDTH),
-    "attention.output.LayerNorm": (_WIDTH,), "intermediate.dense": (_INNER, _WIDTH),
-    "output.dense": (_WIDTH, _INNER), "output.LayerNorm": (_WIDTH,),
-}  # fmt: skip
-_OUTSIDE = {
-    "embeddings.word_embeddings.weight": (_VOCABULARY, _WIDTH), "embeddings.position_embeddings.weight": (512, _WIDTH),
-    "embeddings.token_type_embeddings.weight": (2, _WIDTH), "embeddings.LayerNorm.weight": (_WIDTH,),
-    "embeddings.LayerNorm.bias": (_WIDTH,), "pooler.dense.weight": (_WIDTH, _WIDTH), "pooler.dense.bias": (_WIDTH,),
-}  # fmt: skip
-
-
-@cache
-def _bert_base() -> Anatomy:
-    shapes: dict[str, tuple[int, ...]] = dict(_OUTSIDE)
-    for layer in range(_DEPTH):
-        for module, shape in _IN_LAYER.items():
-            shapes[f"encoder.layer.{layer}.{module}.weight"] = shape
-            shapes[f"encoder.layer.{layer}.{module}.bias"] = shape[:1]
-    return anatomy("bert", shapes)
-
-
-@dataclass(frozen=True)
-class Effort:
-    """What decides the cost of a step: the share of the layers that is frozen, and whether matrices train."""
-
-    frozen: float
-    matrices: bool
-
-    @classmethod
-    def of(cls, selection: Selection, depth: int, layers: int) -> Effort:
-        """The effort of a selection above `depth` frozen layers."""
-        return cls(depth / max(1, layers), selection.matrix_share > MASK)
-
-
-@cache
-def _effort(text: str, init: str) -> Effort:
-    """The effort of a method on BERT-base."""
-    sites = _bert_base()
-    selection = select(sites, text)
-    changed = set(selection.entries)
-    for step in parse_init(init):
-        if step.kind != "keep":
-            changed.update(select(sites, step.selection).entries)
-    return Effort.of(selection, sites.layers_below(changed), sites.layers)
-
-
-def work(effort: Effort, layers: float, tokens: float, dev_tokens: float, epochs: int, evaluations: int) -> float:
-    """Floating-point operations of one trial: forward 2, gradient of inputs 2, of weights 2 per parameter and token.
-
-    Frozen layers run once, whatever the epochs.
-    """
-    frozen, active = layers * effort.frozen, layers * (1 - effort.frozen)
-    step = 6 if effort.matrices else 4
-    once = 2 * frozen * (tokens + dev_tokens)
-    return once + active * (step * tokens * epochs + 2 * dev_tokens * epochs * evaluations)
-
-
-def estimate(study: Study) -> tuple[int, float]:
-    """Trials and seconds on one slow core of the whole study as the paper did it, from sizes alone."""
-    protocol, count, total = study.protocol, 0, 0.0
-    for task, size in places(study, Settings()):
-        train, dev, tokens = DATA.get(task, (5000, 1000, 40))
-        rows = min(size or train, train)
-        for method in study.methods:
-            tried = len(method.rates_by_task.get(task, method.rates)) * len(protocol.batch)
-            every = protocol.search == "all"
-            trials = tried * study.rounds(task) if every else tried + study.rounds(task) - 1
-            for base in protocol.bases:
-                spent = LAYERS.get(base, 85e6), rows * tokens, dev * tokens, protocol.epochs, protocol.evals_per_epoch
-                count, total = count + trials, total + trials * work(_effort(method.select, method.init), *spent)
-    return count, total / FLOPS

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import UsageError
-from .runner import Engine, Pass, Progress, perform
+from .passes import Engine, Pass, Progress, perform, workspace
 from .store import Result
 
 RETRIES = 5
@@ -44,6 +44,8 @@ def ray_engine(address: str | None = None, workers: int | None = None) -> Engine
 
 
 def _perform(work: Pass) -> list[Result]:
+    # Every worker would else come to hold the data of all tasks.
+    workspace(work.opening.base).keep_only(work.opening)
     return perform(work, lambda *_: None)
 
 

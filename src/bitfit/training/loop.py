@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -14,99 +14,15 @@ import torch
 from torch import Tensor
 
 from ..arrays import Array, Tensors
-from ..bank.bank import Bank, outputs
-from ..data.examples import Dataset, Examples
-from ..data.named import NamedTask
+from ..bank.bank import Bank
 from ..errors import Interrupted
-from ..model.base import Base
-from ..model.rows import Rows, by_length
-from ..tasks import Task
-from ..tasks.encode import Encoded, Encoder
-from ..tasks.metrics import Score
 from .checkpoint import Store
+from .evaluation import outputs
+from .job import Job
 from .plan import Trial
-from .stop import Stop
 
 LOSS_POINTS = 1000
-EVALUATION_ROWS = 64
 WARMUP = 0.06
-PREFIX_BYTES = 1 << 30
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Examples as the bank takes them, with what the loss compares."""
-
-    examples: Examples
-    encoded: Encoded
-    targets: Tensor
-
-    def __len__(self) -> int:
-        return len(self.encoded.rows)
-
-    @property
-    def rows(self) -> Rows:
-        """The token rows."""
-        return self.encoded.rows
-
-    def with_rows(self, rows: Rows) -> Part:
-        """The same with what is known of its rows."""
-        return replace(self, encoded=replace(self.encoded, rows=rows))
-
-
-@dataclass(frozen=True)
-class Job:
-    """What all trials of a run share: the task and its encoded data, on one base."""
-
-    base: Base
-    task: Task
-    dataset: Dataset
-    encoder: Encoder
-    train: Part
-    dev: Part
-    stop: Stop
-    device: torch.device
-    named: NamedTask | None = None
-
-    def losses(self, runners: list[Runner], step: int) -> list[Tensor]:
-        """Each lane's loss on its own batch of this step, under its own dropout stream."""
-        chosen = {r.k: batch_rows(r.trial, step, len(self.train)) for r in runners}
-        dropping = drops_out(runners[0].trial, step, len(self.train))
-        streams = {r.k: stream(r.trial.seed, step) for r in runners} if dropping else None
-        rows = {k: self.train.rows.take(numbers) for k, numbers in chosen.items()}
-        bank = runners[0].bank
-        logits = bank.logits(rows, streams)
-        places = {k: bank.model.output_places(self.train.rows, numbers) for k, numbers in chosen.items()}
-        return [self.task.loss(logits[r.k], self.train.targets[places[r.k]], rows[r.k]) for r in runners]
-
-    def with_prefix(self, bank: Bank) -> Job:
-        """The job with the states of the bank's frozen layers beside its rows, as far as memory allows.
-
-        They are computed before the first step in batches that depend on the rows alone, so that a resumed run, which
-        computes them again, sees the same bits.
-        """
-        room, parts = PREFIX_BYTES, []
-        for part in (self.train, self.dev):
-            size = bank.prefix_bytes(part.rows)
-            with torch.inference_mode():
-                fits = size <= room
-                parts.append(part.with_rows(bank.with_prefix(part.rows, self._batches(part.rows))) if fits else part)
-            room -= size if fits else 0
-        return replace(self, train=parts[0], dev=parts[1])
-
-    def _batches(self, rows: Rows) -> Iterator[Array]:
-        for chosen in by_length(rows, EVALUATION_ROWS):
-            self.stop.check()
-            yield chosen
-
-    def outputs(self, bank: Bank, k: int, rows: Rows) -> Array:
-        """Lane k's outputs for all rows, in their order."""
-        return outputs(bank, k, rows, self._batches(rows))
-
-    def scores(self, bank: Bank, k: int, encoded: Encoded, examples: Examples) -> dict[str, Score]:
-        """Every metric of lane k on some examples."""
-        predictions = self.task.predictions(self.outputs(bank, k, encoded.rows), encoded, examples)
-        return self.task.scores(predictions, examples)
 
 
 @dataclass(eq=False)
@@ -126,6 +42,7 @@ class Runner:
     def __post_init__(self) -> None:
         self.flat = self.bank.trained(self.k)
         self.best_values = self.flat.detach().clone()
+        self.best_outputs: Array | None = None  # on dev, at the best checkpoint
         trial = self.trial
         self.optimiser = torch.optim.AdamW([self.flat], trial.lr, weight_decay=trial.weight_decay, fused=True)
 
@@ -153,13 +70,14 @@ class Runner:
             self.history.append({"step": step, "loss": sum(self.pending) / len(self.pending)})
             self.pending.clear()
 
-    def keep_best(self, step: int, epoch: float, loss: float, result: float) -> None:
-        """Note an evaluation; the best one so far keeps its values."""
+    def keep_best(self, step: int, epoch: float, loss: float, result: float, outputs: Array) -> None:
+        """Record an evaluation; the best one so far keeps its values and its outputs on dev."""
         self.history.append({"step": step, "epoch": epoch, "dev_loss": loss, "dev_score": result})
         self.evaluated = step
-        if result > self.best:
+        if self.best_outputs is None or result > self.best:
             self.best, self.best_step = result, step
             self.best_values.copy_(self.flat.detach())
+            self.best_outputs = outputs
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything a later process needs to go on exactly here."""
@@ -168,6 +86,8 @@ class Runner:
         moments = self.optimiser.state.get(self.flat, {})
         tensors = {"value": self.flat.detach(), "best": self.best_values}
         tensors |= {name: moments[name] for name in ("exp_avg", "exp_avg_sq") if name in moments}
+        if self.best_outputs is not None:
+            tensors["outputs"] = torch.from_numpy(self.best_outputs)
         return tensors, facts
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any], step: int) -> None:
@@ -178,6 +98,8 @@ class Runner:
         with torch.no_grad():
             self.flat.copy_(tensors["value"])
             self.best_values.copy_(tensors["best"])
+        if "outputs" in tensors:
+            self.best_outputs = tensors["outputs"].numpy()
         if "exp_avg" in tensors:
             moments = {name: tensors[name].to(self.flat.device).clone() for name in ("exp_avg", "exp_avg_sq")}
             self.optimiser.state[self.flat] = {"step": torch.tensor(float(step)), **moments}
@@ -239,7 +161,7 @@ def fit(job: Job, runners: list[Runner], part: int, store: Store, watch: Watch) 
             job.stop.check()
             step += 1
             running = [runner for runner in runners if runner.status == "running"]
-            losses = job.losses(running, step)
+            losses = lane_losses(job, running, step)
             torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
             for runner, loss in zip(running, losses, strict=True):
                 runner.learn(step, total, float(loss.detach()))
@@ -255,21 +177,38 @@ def fit(job: Job, runners: list[Runner], part: int, store: Store, watch: Watch) 
     checkpoint(store, part, step, runners)
 
 
+def lane_losses(job: Job, runners: list[Runner], step: int) -> list[Tensor]:
+    """Each lane's loss on its own batch of this step, under its own dropout stream."""
+    train, bank = job.train, runners[0].bank
+    chosen = {runner.k: batch_rows(runner.trial, step, len(train)) for runner in runners}
+    rows = {k: train.rows.take(numbers) for k, numbers in chosen.items()}
+    streams = None
+    if drops_out(runners[0].trial, step, len(train)):
+        streams = {runner.k: stream(runner.trial.seed, step) for runner in runners}
+    logits = bank.logits(rows, streams)
+    losses = []
+    for k, numbers in chosen.items():
+        targets = train.targets[bank.model.output_places(train.rows, numbers)]
+        losses.append(job.task.loss(logits[k], targets, rows[k]))
+    return losses
+
+
 def evaluate_lanes(job: Job, runners: list[Runner], step: int, evaluations: set[int]) -> None:
-    """Evaluate every running lane that is due at this step and has not been evaluated there yet."""
-    if step not in evaluations:
+    """Evaluate together every running lane that is due at this step and has not been evaluated there yet."""
+    due = [runner for runner in runners if runner.status == "running" and runner.evaluated != step]
+    if step not in evaluations or not due:
         return
     dev = job.dev
-    for runner in runners:
-        if runner.status == "running" and runner.evaluated != step:
-            logits = job.outputs(runner.bank, runner.k, dev.rows)
-            loss = float(job.task.loss(torch.from_numpy(logits), dev.targets.cpu(), dev.rows))
-            if not np.isfinite(logits).all() or not math.isfinite(loss):
-                runner.diverge(step)
-                continue
-            result = job.task.score(job.task.predictions(logits, dev.encoded, dev.examples), dev.examples)
-            epoch = step / steps_per_epoch(runner.trial, len(job.train))
-            runner.keep_best(step, epoch, loss, result)
+    found = outputs(job, due[0].bank, [runner.k for runner in due], dev.rows)
+    for runner in due:
+        logits = found[runner.k]
+        loss = float(job.task.loss(torch.from_numpy(logits), dev.targets.cpu(), dev.rows))
+        if not np.isfinite(logits).all() or not math.isfinite(loss):
+            runner.diverge(step)
+            continue
+        result = job.task.score(job.task.predictions(logits, dev.encoded, dev.examples), dev.examples)
+        epoch = step / steps_per_epoch(runner.trial, len(job.train))
+        runner.keep_best(step, epoch, loss, result, logits)
 
 
 def checkpoint(store: Store, part: int, step: int, runners: list[Runner]) -> None:

@@ -79,6 +79,7 @@ class Plan:
     positive: str | None = _option(None, "the class, of two, that precision, recall and F1 are about (the rarer)")
     prefix_dropout: bool = _option(False, "dropout below the lowest trained layer too; slower", bool)
     dropout: str = _option("on", "first-tenth: only in the first tenth of each epoch", choices=DROPOUTS)
+    gap: bool = _option(False, "score the training rows too, for the generalisation gap", bool)
     task: str | None = _option(None, f"a named task, or a kind: {', '.join(BUILT_IN)} (recognised)")
     text: str | None = _option(None, "text column (recognised)")
     text_pair: str | None = _option(None, "second text column; a question's context")
@@ -162,6 +163,7 @@ class SharedOptions(TypedDict, total=False):
     positive: str | None
     prefix_dropout: bool
     dropout: str
+    gap: bool
     task: str | None
     text: str | None
     text_pair: str | None

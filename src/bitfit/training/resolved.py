@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from ..bank.sparse import SCATTERED
 from ..model.base import Base
 from ..model.resolution import Resolution, resolve, resolve_pool
-from .loop import Job
+from .job import Job
 from .plan import Plan, Trial, default_rates, several
 
 LANES = 16  # trials of a pass at most, when nobody says
@@ -22,8 +22,8 @@ class Resolved:
     resolution: Resolution
 
 
-def resolve_plan(plan: Plan, job: Job) -> list[Resolved]:
-    """The grid of a plan, in the order batch, rate, seed."""
+def resolve_plan(plan: Plan, job: Job, train_size: int | None) -> list[Resolved]:
+    """The grid of a plan, in the order batch, rate, seed; `train_size` is one of the plan's."""
     base = job.base
     pool = resolve_pool(base, job.task.pool(plan.pool))
     seeds = several(plan.seed)
@@ -32,6 +32,7 @@ def resolve_plan(plan: Plan, job: Job) -> list[Resolved]:
     }
     rates = plan.lr if plan.lr is not None else default_rates(by_seed[seeds[0]].selection, base.width)
     shared = {name: getattr(plan, name) for name in _SHARED}
+    shared["train_size"] = train_size
     shared["pool"] = pool
     shared["metric"] = job.task.metric
     shared["max_length"] = job.encoder.max_length

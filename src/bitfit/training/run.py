@@ -6,13 +6,11 @@ import hashlib
 import html
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
 import torch
 import transformers
 
@@ -21,7 +19,7 @@ from ..arrays import Tensors
 from ..bank.bank import Bank
 from ..bank.lanes import Lane, lane_of_delta, lane_to_train
 from ..data import sources
-from ..data.examples import Columns, Dataset, Examples
+from ..data.examples import Columns, Dataset
 from ..data.named import NamedTask
 from ..delta.change import change_map
 from ..delta.delta import Delta
@@ -30,16 +28,17 @@ from ..errors import Diverged, UsageError, suggest
 from ..model.base import Base, load_base
 from ..model.selection import Selection
 from ..model.task_model import Model
-from ..tasks import Task
-from ..tasks.encode import Encoder
 from ..tasks.metrics import Score
-from .checkpoint import Store
-from .loop import Job, Part, Runner, Watch, fit
-from .plan import Plan, PlanOptions, SharedOptions, Trial
+from .checkpoint import SECONDS, Store
+from .compute import threads
+from .evaluation import score_lanes
+from .job import Job, Note, Part, open_job
+from .loop import Runner, Watch, fit
+from .plan import Plan, PlanOptions, SharedOptions, Trial, several
 from .resolved import Resolved, passes, resolve_plan
-from .stop import Stop
 
-TRAIN_SCORE_ROWS = 1000
+Scores = dict[str, dict[str, Score]]
+"""Part of the data -> metric -> score."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +47,7 @@ class Outcome:
 
     trial: Trial
     status: str  # done or diverged
-    scores: dict[str, dict[str, Score]]  # "dev", "train", and for the best trial "test"
+    scores: Scores  # of "dev"; "train" if the gap was asked for; "test" of the best trial
     history: list[dict[str, Any]]
     delta: Delta | None
 
@@ -59,8 +58,9 @@ class Outcome:
 
     @property
     def gap(self) -> dict[str, float]:
-        """The generalisation gap: by how much train scores above dev, by every metric."""
-        return {name: self.scores["train"][name].value - dev.value for name, dev in self.scores["dev"].items()}
+        """The generalisation gap: by how much train scores above dev, by every metric; empty without train scores."""
+        train = self.scores.get("train", {})
+        return {name: score.value - self.scores["dev"][name].value for name, score in train.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,32 +95,85 @@ def _percent(score: float | None) -> str:
     return "-" if score is None else f"{100 * score:.1f}"
 
 
-Note = Callable[[str], None]
-
-
 def train(
     source: str | Path | Dataset,
     base: Base | str | None = None,
     *,
+    plan: Plan | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     watch: Watch | None = None,
     say: Note | None = None,
-    checkpoint_seconds: float | None = None,
-    **plan: Unpack[PlanOptions],
+    checkpoint_seconds: float = SECONDS,
+    **options: Unpack[PlanOptions],
 ) -> Run:
     """Train a grid of trials on a labelled file and keep the best by dev score.
 
-    `plan` is any field of Plan: select, lr, seed, epochs, ... With `out` the best delta is written there, and
-    checkpoints and histories beside it, so that `resume=True` goes on after any interruption.
+    `options` are the fields of Plan (select, lr, seed, epochs, ...); or give a `plan`. With `out` the best delta is
+    written there, and checkpoints and histories beside it, so that `resume=True` goes on after any interruption.
     """
+    plan = _plan(plan, options)
+    size = plan.train_size
+    if isinstance(size, Sequence):
+        raise UsageError("train takes one train size; bitfit.sweep takes several")
+    return _train(source, base, plan, size, out, resume, watch or _ignore, say or _ignore, checkpoint_seconds)
+
+
+def sweep(
+    source: str | Path,
+    base: Base | str | None = None,
+    *,
+    train_size: Sequence[int] | None = None,
+    plan: Plan | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+    say: Note | None = None,
+    checkpoint_seconds: float = SECONDS,
+    **options: Unpack[SharedOptions],
+) -> dict[int, Run]:
+    """A run per train size, the smallest first; the rows of each lie within those of the next."""
+    plan = _plan(plan, options if train_size is None else {**options, "train_size": train_size})
+    if plan.train_size is None:
+        raise UsageError("sweep needs train sizes, such as train_size=[100, 1000]")
+    loaded = base if isinstance(base, Base) else load_base(base)
+    runs = {}
+    for size in sorted(set(several(plan.train_size))):
+        target = None if out is None else sized(out, size)
+        runs[size] = _train(
+            source, loaded, plan, size, target, resume, watch or _ignore, say or _ignore, checkpoint_seconds
+        )
+    return runs
+
+
+def _plan(plan: Plan | None, options: Mapping[str, Any]) -> Plan:
+    if plan is not None:
+        if options:
+            raise UsageError(f"give a plan or its fields, not both: {', '.join(options)}")
+        return plan
     known = [entry.name for entry in fields(Plan)]
-    for name in plan:
+    for name in options:
         if name not in known:
             raise UsageError(f'train has no option "{name}".{suggest(name, known)}')
-    asked = Plan(**plan)
-    if isinstance(asked.train_size, Sequence):
-        raise UsageError("train takes one train size; bitfit.sweep takes several")
+    return Plan(**options)
+
+
+def _ignore(*_: object) -> None:
+    """Watch and say nothing."""
+
+
+def _train(
+    source: str | Path | Dataset,
+    base: Base | str | None,
+    plan: Plan,
+    size: int | None,
+    out: str | Path | None,
+    resume: bool,
+    watch: Watch,
+    say: Note,
+    checkpoint_seconds: float,
+) -> Run:
+    """One run of a checked plan at one train size."""
     if out is not None:
         files.check_target(Path(out), *([] if isinstance(source, Dataset) else [Path(source)]))
         files.check_target(run_folder(out) / "history")
@@ -128,62 +181,31 @@ def train(
 
     def note(text: str) -> None:
         notes.append(text)
-        (say or (lambda _: None))(text)
+        say(text)
 
-    with _threads(asked.threads):
-        job, trials = prepare(source, base, asked, note)
-        folder = run_folder(out) if out is not None else None
-        groups = passes(trials, asked.lanes)
-        store = Store(folder, run_key(job, groups), *([] if checkpoint_seconds is None else [checkpoint_seconds]))
+    with threads(plan.threads):
+        job, trials = prepare(source, base, plan, note, size)
+        groups = passes(trials, plan.lanes)
+        folder = None if out is None else run_folder(out)
+        store = Store(folder, run_key(job, groups), checkpoint_seconds)
         if not resume and store.clear():
             note("The checkpoints of an interrupted run were dropped; --resume would have gone on from them.")
+        scored = {"train": job.train_sample} if plan.gap else {}
         outcomes: list[Outcome] = []
         with job.stop.listening(), torch.random.fork_rng(devices=[]):
             for part, group in enumerate(groups):
-                outcomes += run_pass(job, group, part, store, watch or (lambda *_: None), note)
+                outcomes += run_pass(job, group, part, store, watch, note, scored)
             if folder is not None:
                 _write_histories(outcomes, folder)
             if all(outcome.delta is None for outcome in outcomes):
                 store.clear()  # there is nothing to go on from
-            best = _best(job, outcomes)
+            best = tested(job, _best(outcomes))
         assert best.delta is not None
         if out is not None:
             best.delta.save(out)
             store.clear()
     baseline = job.task.baseline(job.dataset.train, job.dataset.dev)
     return Run(outcomes, best, baseline, job.task.baseline_name, job.dataset, tuple(notes))
-
-
-def sweep(
-    source: str | Path,
-    base: Base | str | None = None,
-    *,
-    train_size: Sequence[int],
-    out: str | Path | None = None,
-    resume: bool = False,
-    watch: Watch | None = None,
-    say: Note | None = None,
-    checkpoint_seconds: float | None = None,
-    **plan: Unpack[SharedOptions],
-) -> dict[int, Run]:
-    """A run per train size, the smallest first; the rows of each lie within those of the next."""
-    loaded = base if isinstance(base, Base) else load_base(base)
-    sizes = sorted(set(train_size))
-    targets = {size: None if out is None else sized(out, size) for size in sizes}
-    runs = {}
-    for size in sizes:
-        runs[size] = train(
-            source,
-            loaded,
-            out=targets[size],
-            resume=resume,
-            watch=watch,
-            say=say,
-            checkpoint_seconds=checkpoint_seconds,
-            train_size=size,
-            **plan,
-        )
-    return runs
 
 
 def sized(out: str | Path, size: int) -> Path:
@@ -193,53 +215,37 @@ def sized(out: str | Path, size: int) -> Path:
 
 
 def prepare(
-    source: str | Path | Dataset, base: Base | str | None, asked: Plan, note: Note
+    source: str | Path | Dataset, base: Base | str | None, plan: Plan, note: Note, size: int | None = None
 ) -> tuple[Job, list[Resolved]]:
-    """Read the data, load the base, encode: everything before the first step."""
-    dataset, named = (source, None) if isinstance(source, Dataset) else _read(source, asked)
+    """Read the data, load the base, encode, resolve the trials: everything before the first step."""
+    dataset, named = (source, None) if isinstance(source, Dataset) else _read(source, plan, size)
     for text in dataset.notes:
         note(text)
-    task = _task(dataset, named, asked, note)
-    device = pick_device(asked.device)
-    loaded = (base if isinstance(base, Base) else load_base(base)).to(device)
-    loaded.require_clean()
-    usual = min(named.max_length, loaded.max_length) if named and named.max_length else None
-    encoder = task.encoder(loaded, asked.max_length or usual, asked.stride)
-    parts = [_part(task, encoder, examples, device) for examples in (dataset.train, dataset.dev)]
-    for name, part in zip(("train", "dev"), parts, strict=True):
-        for text in task.remarks(encoder, part.encoded, part.examples):
-            note(f"{name}: {text}")
-    job = Job(loaded, task, dataset, encoder, parts[0], parts[1], Stop(), device, named)
-    return job, resolve_plan(asked, job)
+    loaded = base if isinstance(base, Base) else load_base(base)
+    job = open_job(
+        dataset, loaded, note, named=named, metric=plan.metric, positive=plan.positive,
+        max_length=plan.max_length, stride=plan.stride, device=plan.device,
+    )  # fmt: skip
+    return job, resolve_plan(plan, job, size)
 
 
-def _task(dataset: Dataset, named: NamedTask | None, asked: Plan, note: Note) -> Task:
-    task = Task.of(dataset.kind, dataset.labels, asked.metric or (named.metric if named else None))
-    if asked.positive is not None:
-        return task.with_positive(asked.positive).fitted(dataset.train)
-    if named is not None and len(named.labels) == 2:
-        return task.with_positive(named.labels[1]).fitted(dataset.train)  # as GLUE scores its tasks
-    task = task.fitted(dataset.train)
-    if task.positive is not None:
-        note(f'Precision, recall and f1 are about "{task.positive}", the rarer class; --positive names the other one.')
-    return task
-
-
-def _part(task: Task, encoder: Encoder, examples: Examples, device: torch.device) -> Part:
-    encoded = task.encode(encoder, examples)
-    return Part(examples, encoded, torch.from_numpy(task.targets(encoded, examples)).to(device))
-
-
-def _read(source: str | Path, asked: Plan) -> tuple[Dataset, NamedTask | None]:
-    assert not isinstance(asked.train_size, Sequence)
+def _read(source: str | Path, plan: Plan, size: int | None) -> tuple[Dataset, NamedTask | None]:
     return sources.load(
-        source, folder=asked.data, task=asked.task, protocol=asked.protocol, train_size=asked.train_size,
-        seed=asked.data_seed, text=asked.text, text_pair=asked.text_pair, label=asked.label,
+        source, folder=plan.data, task=plan.task, protocol=plan.protocol, train_size=size,
+        seed=plan.data_seed, text=plan.text, text_pair=plan.text_pair, label=plan.label,
     )  # fmt: skip
 
 
-def run_pass(job: Job, group: list[Resolved], part: int, store: Store, watch: Watch, note: Note) -> list[Outcome]:
-    """Train the trials of one pass as the lanes of one bank."""
+def run_pass(
+    job: Job,
+    group: list[Resolved],
+    part: int,
+    store: Store,
+    watch: Watch,
+    note: Note,
+    scored: Mapping[str, Part],
+) -> list[Outcome]:
+    """Train the trials of one pass as the lanes of one bank; `scored` are the parts to score beside dev."""
     first = group[0].trial
     model = Model(job.base, job.task.outputs, first.pool, first.inject)
     if part == 0:
@@ -251,7 +257,7 @@ def run_pass(job: Job, group: list[Resolved], part: int, store: Store, watch: Wa
     job = job.with_prefix(bank)
     runners = [Runner(resolved.trial, bank, k) for k, resolved in enumerate(group)]
     fit(job, runners, part, store, watch)
-    return [finish(job, model, runner) for runner in runners]
+    return finish(job, model, runners, scored)
 
 
 def _lane(model: Model, resolved: Resolved) -> Lane:
@@ -274,26 +280,39 @@ def _remark(trial: Trial, chosen: Selection, model: Model, note: Note) -> None:
         note(f"--head {trial.head} leaves the head's random start frozen: {', '.join(frozen)}.")
 
 
-def finish(job: Job, model: Model, runner: Runner) -> Outcome:
-    """Take a lane's best checkpoint, score it on dev and train by the same code, and make it a delta."""
-    if runner.status == "diverged":
-        return Outcome(runner.trial, runner.status, {}, runner.history, None)
+def finish(job: Job, model: Model, runners: list[Runner], scored: Mapping[str, Part]) -> list[Outcome]:
+    """Make a delta of each lane's best checkpoint, with its scores on dev and on the parts in `scored`."""
+    done = [runner for runner in runners if runner.status == "done"]
+    scores = {runner.k: {"dev": _dev_scores(job, runner)} for runner in done}
     with torch.no_grad():
-        runner.flat.copy_(runner.best_values)
-    train, dev = job.train, job.dev
-    sample = np.random.default_rng(0).permutation(len(train.examples))[:TRAIN_SCORE_ROWS]
-    part = train.examples.take(sample.tolist())
-    scores = {
-        "dev": job.scores(runner.bank, runner.k, dev.encoded, dev.examples),
-        "train": job.scores(runner.bank, runner.k, train.encoded.take(sample), part),
-    }
-    ending = {"train_score": scores["train"][runner.trial.metric].value, "rows": len(part)}
+        for runner in done:
+            runner.flat.copy_(runner.best_values)
+    for name, part in scored.items() if done else ():
+        for k, found in score_lanes(job, done[0].bank, list(scores), part).items():
+            scores[k][name] = found
+    return [_outcome(job, model, runner, scores.get(runner.k, {})) for runner in runners]
+
+
+def _dev_scores(job: Job, runner: Runner) -> dict[str, Score]:
+    """Every metric of the evaluation that was the best; its outputs were kept."""
+    assert runner.best_outputs is not None
+    predictions = job.task.predictions(runner.best_outputs, job.dev.encoded, job.dev.examples)
+    return job.task.scores(predictions, job.dev.examples)
+
+
+def _outcome(job: Job, model: Model, runner: Runner, scores: Scores) -> Outcome:
+    if not scores:
+        return Outcome(runner.trial, runner.status, {}, runner.history, None)
+    history = list(runner.history)
+    if "train" in scores:
+        rows = len(job.train_sample.examples)
+        history.append({"train_score": scores["train"][runner.trial.metric].value, "rows": rows})
     tensors = runner.bank.tensors(runner.k)
     meta = describe(job, model, runner, tensors, scores)
-    return Outcome(runner.trial, runner.status, scores, [*runner.history, ending], Delta(tensors, meta))
+    return Outcome(runner.trial, runner.status, scores, history, Delta(tensors, meta))
 
 
-def describe(job: Job, model: Model, runner: Runner, tensors: Tensors, scores: dict[str, dict[str, Score]]) -> Meta:
+def describe(job: Job, model: Model, runner: Runner, tensors: Tensors, scores: Scores) -> Meta:
     """The metadata of the delta that a trial ends in."""
     trial, columns = runner.trial, job.dataset.columns
     head_size = sum(math.prod(shape) for shape in model.head.values())
@@ -326,27 +345,23 @@ def describe(job: Job, model: Model, runner: Runner, tensors: Tensors, scores: d
     )
 
 
-def _best(job: Job, outcomes: list[Outcome]) -> Outcome:
+def _best(outcomes: list[Outcome]) -> Outcome:
     done = [outcome for outcome in outcomes if outcome.delta is not None]
     if not done:
         rates = ", ".join(f"{outcome.trial.lr:g}" for outcome in outcomes)
-        raise Diverged(f"every trial diverged (rates {rates}): the loss was no number; try smaller --lr")
-    best = max(done, key=lambda outcome: outcome.dev or 0.0)
-    return tested(job, best)
+        raise Diverged(f"every trial diverged (rates {rates}): the loss was not a number; try smaller --lr")
+    return max(done, key=lambda outcome: outcome.dev or 0.0)
 
 
 def tested(job: Job, best: Outcome) -> Outcome:
-    """The outcome with its scores on the test part and on what other parts there are."""
-    if best.delta is None:
-        return best
-    tests = {} if job.dataset.test is None else {"test": job.dataset.test}
-    tests |= job.dataset.more
-    if not tests:
+    """The outcome with its scores on the test part and on the further parts there are."""
+    if best.delta is None or not job.tests:
         return best
     model = Model(job.base, job.task.outputs, best.trial.pool)
     bank = Bank(model, [lane_of_delta(model, best.delta)])
-    scores = {name: job.scores(bank, 0, job.task.encode(job.encoder, test), test) for name, test in tests.items()}
-    scores = {**best.scores, **scores}
+    scores = dict(best.scores)
+    for name, part in job.tests.items():
+        scores[name] = score_lanes(job, bank, [0], part)[0]
     delta = replace(best.delta, meta=replace(best.delta.meta, metrics=scores))
     return replace(best, scores=scores, delta=delta)
 
@@ -378,25 +393,3 @@ def _write_histories(outcomes: list[Outcome], folder: Path) -> None:
         lines = [{"trial": asdict(trial), "status": outcome.status}, *outcome.history]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         files.replace(folder / f"lr{trial.lr!r}-batch{trial.batch}-seed{trial.seed}.jsonl", text.encode())
-
-
-def pick_device(name: str) -> torch.device:
-    """The named device; `auto` takes an accelerator where there is one."""
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        name = next(known for known in ("cuda", "mps", "cpu") if available[known])
-    if not available[name]:
-        raise UsageError(
-            f"--device {name}: not available here; this machine has {', '.join(k for k in available if available[k])}"
-        )
-    return torch.device(name)
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

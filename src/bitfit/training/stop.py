@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TypeVar
 
 from ..errors import Interrupted
+
+T = TypeVar("T")
 
 
 class Stop:
@@ -21,6 +24,12 @@ class Stop:
         """Raise Interrupted if a stop was asked for."""
         if self.requested:
             raise Interrupted("stopped; the same command with --resume goes on from the last checkpoint")
+
+    def checked(self, items: Iterable[T]) -> Iterator[T]:
+        """The items one by one, with a check before each."""
+        for item in items:
+            self.check()
+            yield item
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.requested:

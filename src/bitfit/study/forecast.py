@@ -1,0 +1,163 @@
+"""What a study costs before it runs: floating-point operations, seconds and memory. Needs no torch but for `speed`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ..model.anatomy import Anatomy, anatomy
+from ..model.language import parse_init, select
+from ..model.selection import Selection
+from ..training.plan import MASK
+from .grid import Settings, places
+from .spec import Study
+
+if TYPE_CHECKING:
+    from ..training.job import Job
+    from ..training.resolved import Resolved
+    from .store import Results
+
+FLOPS = 45e9  # what one slow core sustains in a step (LOG.md): for estimates before anything was measured
+SPEED_FILES = 200  # results that the measured speed is taken from, at most
+PRODUCTS = 0.5  # share of the speed of a matrix product that a training step reaches
+
+# Rows for training and evaluation, and mean tokens of a row, of the full data sets.
+DATA = {
+    "cola": (8551, 1043, 11), "sst2": (67349, 872, 13), "mrpc": (3668, 408, 53), "stsb": (5749, 1500, 31),
+    "qqp": (363846, 40430, 30), "mnli": (392702, 19647, 39), "qnli": (104743, 5463, 50),
+    "rte": (2490, 277, 64), "imdb": (25000, 25000, 230), "squad": (87599, 10570, 170), "ptb-pos": (39832, 1700, 30),
+    "trec": (5452, 500, 12), "rotten-tomatoes": (8530, 1066, 27), "ud-pos": (12544, 2001, 22),
+}  # fmt: skip
+# Parameters of the layers, which decide the work per token.
+LAYERS = {
+    "google-bert/bert-base-cased": 85e6, "google-bert/bert-base-uncased": 85e6, "google-bert/bert-large-cased": 302e6,
+    "FacebookAI/roberta-base": 85e6, "prajjwal1/bert-tiny": 0.4e6, "prajjwal1/bert-mini": 3.2e6,
+    "prajjwal1/bert-small": 12.6e6, "prajjwal1/bert-medium": 25.2e6, "all-MiniLM-L6-v2": 10.6e6,
+}  # fmt: skip
+
+
+# The shape of BERT-base, on which selections are resolved for estimates: per layer, then outside the layers.
+_WIDTH, _INNER, _VOCABULARY, _DEPTH = 768, 3072, 30522, 12
+_IN_LAYER = {
+    "attention.self.query": (_WIDTH, _WIDTH), "attention.self.key": (_WIDTH, _WIDTH),
+    "attention.self.value": (_WIDTH, _WIDTH), "attention.output.dense": (_WIDTH, _WIDTH),
+    "attention.output.LayerNorm": (_WIDTH,), "intermediate.dense": (_INNER, _WIDTH),
+    "output.dense": (_WIDTH, _INNER), "output.LayerNorm": (_WIDTH,),
+}  # fmt: skip
+_OUTSIDE = {
+    "embeddings.word_embeddings.weight": (_VOCABULARY, _WIDTH), "embeddings.position_embeddings.weight": (512, _WIDTH),
+    "embeddings.token_type_embeddings.weight": (2, _WIDTH), "embeddings.LayerNorm.weight": (_WIDTH,),
+    "embeddings.LayerNorm.bias": (_WIDTH,), "pooler.dense.weight": (_WIDTH, _WIDTH), "pooler.dense.bias": (_WIDTH,),
+}  # fmt: skip
+
+
+@cache
+def _bert_base() -> Anatomy:
+    shapes: dict[str, tuple[int, ...]] = dict(_OUTSIDE)
+    for layer in range(_DEPTH):
+        for module, shape in _IN_LAYER.items():
+            shapes[f"encoder.layer.{layer}.{module}.weight"] = shape
+            shapes[f"encoder.layer.{layer}.{module}.bias"] = shape[:1]
+    return anatomy("bert", shapes)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What decides the cost of a step: the share of the layers that is frozen, and whether matrices train."""
+
+    frozen: float
+    matrices: bool
+
+    @classmethod
+    def of(cls, selection: Selection, depth: int, layers: int) -> Effort:
+        """The effort of a selection above `depth` frozen layers."""
+        return cls(depth / max(1, layers), selection.matrix_share > MASK)
+
+
+@cache
+def _effort(text: str, init: str) -> Effort:
+    """The effort of a method on BERT-base."""
+    sites = _bert_base()
+    selection = select(sites, text)
+    changed = set(selection.entries)
+    for step in parse_init(init):
+        if step.kind != "keep":
+            changed.update(select(sites, step.selection).entries)
+    return Effort.of(selection, sites.layers_below(changed), sites.layers)
+
+
+def work(effort: Effort, layers: float, tokens: float, dev_tokens: float, epochs: int, evaluations: int) -> float:
+    """Floating-point operations of one trial: forward 2, gradient of inputs 2, of weights 2 per parameter and token.
+
+    Frozen layers run once, whatever the epochs.
+    """
+    frozen, active = layers * effort.frozen, layers * (1 - effort.frozen)
+    step = 6 if effort.matrices else 4
+    once = 2 * frozen * (tokens + dev_tokens)
+    return once + active * (step * tokens * epochs + 2 * dev_tokens * epochs * evaluations)
+
+
+def estimate(study: Study) -> tuple[int, float]:
+    """Trials and seconds on one slow core of the whole study as the paper did it, from sizes alone."""
+    protocol = study.protocol
+    count, total = 0, 0.0
+    for task, size in places(study, Settings()):
+        train, dev, tokens = DATA.get(task, (5000, 1000, 40))
+        rows = min(size or train, train)
+        rounds = study.rounds(task)
+        for method in study.methods:
+            effort = _effort(method.select, method.init)
+            tried = len(method.rates_by_task.get(task, method.rates)) * len(protocol.batch)
+            trials = tried * rounds if protocol.search == "all" else tried + rounds - 1
+            for base in protocol.bases:
+                layers = LAYERS.get(base, 85e6)
+                each = work(effort, layers, rows * tokens, dev * tokens, protocol.epochs, protocol.evals_per_epoch)
+                count += trials
+                total += trials * each
+    return count, total / FLOPS
+
+
+def trial_work(job: Job, resolved: Resolved) -> float:
+    """Floating-point operations of a trial on its data."""
+    trial, what = resolved.trial, resolved.resolution
+    sites = job.base.anatomy
+    layers = sum(site.size for site in sites.sites if site.layer is not None)
+    effort = Effort.of(what.selection, what.depth, sites.layers)
+    return work(effort, layers, len(job.train.rows.ids), len(job.dev.rows.ids), trial.epochs, trial.evals_per_epoch)
+
+
+def memory(job: Job, group: Sequence[Resolved]) -> float:
+    """About how many bytes a pass holds: the base, five numbers per trained entry, the activations of a step."""
+    base, rows = job.base, job.train.rows
+    trained = sum(resolved.resolution.selection.count for resolved in group)
+    tokens = len(group) * group[0].trial.batch * len(rows.ids) / max(1, len(rows))
+    inner = int(getattr(base.config, "intermediate_size", 4 * base.width))
+    activations = tokens * base.anatomy.layers * (12 * base.width + 3 * inner)
+    return 4.0 * (base.anatomy.total + 5 * trained + activations)
+
+
+def speed(results: Results) -> float:
+    """Operations per second that training reaches here: measured on earlier trials, else on a matrix product."""
+    done, seconds = 0.0, 0.0
+    for path in sorted(results.trials.glob("*.json"))[:SPEED_FILES]:
+        result = results.read(path.stem)
+        if result is not None:
+            done += result.cost.get("work", 0.0)
+            seconds += result.cost.get("seconds", 0.0)
+    return done / seconds if seconds > 0 else PRODUCTS * _product_speed()
+
+
+def _product_speed() -> float:
+    import torch
+
+    a, b = torch.randn(256, 384), torch.randn(384, 1536)
+    best = math.inf
+    for _ in range(20):
+        began = time.perf_counter()
+        a @ b
+        best = min(best, time.perf_counter() - began)
+    return 2 * 256 * 384 * 1536 / best

@@ -1,0 +1,225 @@
+"""One pass of a study: its data is opened, its trials are trained together, each becomes a result."""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..data.sources import Source
+from ..model.base import Base, load_base
+from ..training.checkpoint import SECONDS, Store
+from ..training.compute import threads
+from ..training.job import Job, open_job
+from ..training.loop import Runner, Watch
+from ..training.plan import Trial
+from ..training.resolved import resolve_trials
+from ..training.run import Outcome, run_pass
+from . import data as study_data
+from .grid import Point
+from .store import Result, peak_memory, reset_peak
+
+LOSS_POINTS = 120  # points of the training loss that a result keeps
+Progress = Callable[[float], None]
+"""Is told the work done of the pass under way."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What it takes to open the data of a task on a base: plain values, so that another process can do the same."""
+
+    base: str | None
+    task: str
+    data: str | None
+    split: str
+    size: int | None
+    dev_size: int | None
+    max_length: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Trials that train together, and the folder of their checkpoints."""
+
+    opening: Opening
+    points: tuple[Point, ...]
+    trials: tuple[Trial, ...]
+    keys: tuple[str, ...]
+    folder: Path
+    work: float  # floating-point operations, for progress
+    memory: float
+    threads: int | None
+    seconds: float = SECONDS  # between checkpoints
+
+
+Engine = Callable[[Sequence[Pass], Progress], Iterator[tuple[Pass, list[Result]]]]
+"""Performs passes in any order."""
+
+
+# ---- the data of the tasks, opened once
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """The encoded data of a task, and the digest of its rows."""
+
+    job: Job
+    digest: str
+
+
+class Workspace:
+    """A base and the data of the tasks of a study on it. Each task is read and encoded once, whatever the stages."""
+
+    def __init__(self, base: Base) -> None:
+        self.base = base
+        self._sources: dict[tuple[str, str | None], Source] = {}
+        self._opened: dict[Opening, Opened] = {}
+
+    def open(self, opening: Opening) -> Opened:
+        """The data of a task, encoded for the base."""
+        if opening not in self._opened:
+            self._opened[opening] = self._open(opening)
+        return self._opened[opening]
+
+    def keep_only(self, opening: Opening) -> None:
+        """Forget the data of all other tasks."""
+        self._opened = {known: opened for known, opened in self._opened.items() if known == opening}
+        self._sources = {key: source for key, source in self._sources.items() if key[0] == opening.task}
+
+    def _open(self, opening: Opening) -> Opened:
+        key = opening.task, opening.data
+        if key not in self._sources:
+            self._sources[key] = study_data.read(opening.task, opening.data)
+        source = self._sources[key]
+        dataset = study_data.dataset(source, opening.split, opening.size, opening.dev_size)
+        length = min(opening.max_length, self.base.max_length)
+        job = open_job(dataset, self.base, lambda _: None, named=source.follows, max_length=length)
+        return Opened(job, study_data.fingerprint(dataset))
+
+
+@lru_cache(maxsize=1)
+def workspace(base: str | None) -> Workspace:
+    """The workspace on a base, one at a time per process."""
+    return Workspace(load_base(base))
+
+
+# ---- one pass
+
+
+def perform(work: Pass, watch: Watch) -> list[Result]:
+    """Train one pass from its last checkpoint on; the results of its trials."""
+    job = workspace(work.opening.base).open(work.opening).job
+    store = Store(work.folder, " ".join(work.keys), work.seconds)
+    reset_peak()
+    began = time.monotonic()
+    job.stop.requested = False
+    with threads(work.threads), job.stop.listening(), torch.random.fork_rng(devices=[]):
+        trials = resolve_trials(job.base, work.trials)
+        scored = {"train": job.train_sample, **job.tests}
+        outcomes = run_pass(job, trials, 0, store, watch, lambda _: None, scored)
+        share = 1 / len(outcomes)
+        cost = {"seconds": (time.monotonic() - began) * share, "memory": peak_memory(), "work": work.work * share}
+        facts = _facts(job, cost)
+        results = []
+        for outcome, key in zip(outcomes, work.keys, strict=True):
+            results.append(record(outcome, key, job.base.name, work.opening.task, len(job.train), facts))
+    return results
+
+
+def _facts(job: Job, cost: dict[str, float]) -> dict[str, Any]:
+    """What the results of all trials of a pass share."""
+    dataset = job.dataset
+    rows = {"train": len(dataset.train), "dev": len(dataset.dev)}
+    if dataset.test is not None:
+        rows["test"] = len(dataset.test)
+    scored = dataset.dev if dataset.test is None else dataset.test
+    return {"rows": rows, "majority": job.task.baseline(dataset.train, scored), "cost": cost}
+
+
+def local(works: Sequence[Pass], progress: Progress) -> Iterator[tuple[Pass, list[Result]]]:
+    """The default engine: one pass after the other, in this process."""
+    for work in works:
+        yield work, perform(work, partial(_watch, work, progress))
+
+
+def _watch(work: Pass, progress: Progress, part: int, step: int, total: int, runners: list[Runner]) -> None:
+    progress(work.work * step / total)
+
+
+# ---- an outcome as a result
+
+
+def record(outcome: Outcome, key: str, base: str, task: str, rows: int, facts: dict[str, Any]) -> Result:
+    """An outcome as a small, plain result; `rows` is the number of training rows as the loop counts them."""
+    meta = outcome.delta.meta if outcome.delta is not None else None
+    best_step = meta.trial.best_step if meta is not None and meta.trial is not None else 0
+    steps = math.ceil(rows / outcome.trial.batch)
+    return Result(
+        key=key,
+        status=outcome.status,
+        base=base,
+        task=task,
+        metric=outcome.trial.metric,
+        trial=asdict(outcome.trial),
+        scores=_rounded_scores(outcome),
+        trained=meta.trained if meta is not None else 0,
+        total=meta.total if meta is not None else 0,
+        best_epoch=best_step / steps,
+        change=_rounded_map(meta.change) if meta is not None else {},
+        loss=_losses(outcome.history, steps),
+        evaluations=_evaluations(outcome.history),
+        versions=versions(),
+        threads=torch.get_num_threads(),
+        **facts,
+    )
+
+
+def versions() -> dict[str, str]:
+    """The versions that the numbers were made with."""
+    return {"bitfit": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def _rounded_scores(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
+    rounded: dict[str, dict[str, list[float]]] = {}
+    for part, scores in outcome.scores.items():
+        rounded[part] = {}
+        for metric, score in scores.items():
+            rounded[part][metric] = [round(number, 5) for number in (score.value, score.low, score.high)]
+    return rounded
+
+
+def _rounded_map(change: Mapping[str, Sequence[float | None]]) -> dict[str, list[float | None]]:
+    return {term: [_rounded(value) for value in values] for term, values in change.items()}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _losses(history: list[dict[str, Any]], steps: int) -> list[list[float]]:
+    """Epoch and mean loss at no more than LOSS_POINTS points."""
+    lines = [line for line in history if "loss" in line]
+    width = math.ceil(len(lines) / LOSS_POINTS) or 1
+    points = []
+    for start in range(0, len(lines), width):
+        chunk = lines[start : start + width]
+        mean = sum(line["loss"] for line in chunk) / len(chunk)
+        points.append([round(chunk[-1]["step"] / steps, 4), round(mean, 5)])
+    return points
+
+
+def _evaluations(history: list[dict[str, Any]]) -> list[list[float]]:
+    """Epoch, dev loss and dev score of every evaluation."""
+    points = []
+    for line in history:
+        if "dev_score" in line:
+            points.append([round(line["epoch"], 3), round(line["dev_loss"], 5), round(line["dev_score"], 5)])
+    return points

@@ -1,0 +1,57 @@
+"""Scoring lanes: all lanes that are scored share the passes through the encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..arrays import Array
+from ..bank.bank import PASS_TOKENS, Bank
+from ..model.rows import Rows
+from ..tasks.metrics import Score
+from .job import Job, Part
+
+LANE_TOKENS = 500  # of a lane in a pass at least, so that a lane that is left alone does not compute in tiny passes
+
+
+def outputs(job: Job, bank: Bank, lanes: Sequence[int], rows: Rows) -> dict[int, Array]:
+    """The outputs of each lane for all rows, in the order of the rows."""
+    out: dict[int, Array] = {}
+    with torch.inference_mode():
+        for chosen in job.stop.checked(batches(rows, _tokens_per_lane(bank))):
+            batch = rows.take(chosen)
+            for k, logits in bank.logits(dict.fromkeys(lanes, batch)).items():
+                model = bank.models[k]
+                if k not in out:
+                    out[k] = np.zeros((model.output_count(rows), logits.shape[1]), np.float32)
+                out[k][model.output_places(rows, chosen)] = logits.cpu().numpy()
+    return out
+
+
+def _tokens_per_lane(bank: Bank) -> int:
+    # By the lanes of the bank, not by those that are scored: the bits of a lane must not depend on who else is left.
+    return max(LANE_TOKENS, PASS_TOKENS // len(bank.lanes))
+
+
+def batches(rows: Rows, tokens: int) -> list[Array]:
+    """All row numbers, longest rows first, in batches of at most so many tokens (one row at least)."""
+    order: Array = np.argsort(-rows.lengths, kind="stable")
+    found = []
+    start = 0
+    while start < len(order):
+        ends = np.cumsum(rows.lengths[order[start:]])
+        count = max(1, int(np.searchsorted(ends, tokens, side="right")))
+        found.append(order[start : start + count])
+        start += count
+    return found
+
+
+def score_lanes(job: Job, bank: Bank, lanes: Sequence[int], part: Part) -> dict[int, dict[str, Score]]:
+    """Every metric of each lane on a part of the data."""
+    scores = {}
+    for k, logits in outputs(job, bank, lanes, part.rows).items():
+        predictions = job.task.predictions(logits, part.encoded, part.examples)
+        scores[k] = job.task.scores(predictions, part.examples)
+    return scores

@@ -1,0 +1,147 @@
+"""What all trials of a run share: the base, the task and its data, each part encoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..arrays import Array
+from ..bank.bank import Bank
+from ..data.examples import Dataset, Examples
+from ..data.named import NamedTask
+from ..model.base import Base
+from ..model.rows import Rows, by_length
+from ..tasks import Task
+from ..tasks.encode import Encoded, Encoder
+from .compute import pick_device
+from .stop import Stop
+
+PREFIX_BYTES = 1 << 30
+PREFIX_ROWS = 64
+TRAIN_SCORE_ROWS = 1000
+
+Note = Callable[[str], None]
+"""Takes a sentence for the user."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Examples as the bank takes them, with the targets of the loss."""
+
+    examples: Examples
+    encoded: Encoded
+    targets: Tensor
+
+    def __len__(self) -> int:
+        """The number of token rows: one per text, or one per window of a long text."""
+        return len(self.encoded.rows)
+
+    @property
+    def rows(self) -> Rows:
+        """The token rows."""
+        return self.encoded.rows
+
+    def with_rows(self, rows: Rows) -> Part:
+        """The same part with other rows, such as those that carry the states of the frozen layers."""
+        return replace(self, encoded=replace(self.encoded, rows=rows))
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """The base, the task and its encoded data."""
+
+    base: Base
+    task: Task
+    dataset: Dataset
+    encoder: Encoder
+    train: Part
+    dev: Part
+    stop: Stop
+    device: torch.device
+    named: NamedTask | None = None
+
+    @cached_property
+    def tests(self) -> dict[str, Part]:
+        """The test part and the further parts to score, by name; encoded when first needed."""
+        named = dict(self.dataset.more)
+        if self.dataset.test is not None:
+            named = {"test": self.dataset.test, **named}
+        return {name: encode_part(self.task, self.encoder, examples, self.device) for name, examples in named.items()}
+
+    @cached_property
+    def train_sample(self) -> Part:
+        """At most TRAIN_SCORE_ROWS training examples, to score on."""
+        chosen: Array = np.random.default_rng(0).permutation(len(self.train.examples))[:TRAIN_SCORE_ROWS]
+        encoded = self.train.encoded.take(chosen)
+        examples = self.train.examples.take(chosen.tolist())
+        return Part(examples, encoded, torch.from_numpy(self.task.targets(encoded, examples)).to(self.device))
+
+    def with_prefix(self, bank: Bank) -> Job:
+        """The job with the states of the bank's frozen layers beside its rows, as far as memory allows.
+
+        They are computed before the first step in batches that depend on the rows alone, so that a resumed run, which
+        computes them again, sees the same bits.
+        """
+        left = PREFIX_BYTES
+        parts = []
+        for part in (self.train, self.dev):
+            size = bank.prefix_bytes(part.rows)
+            if size <= left:
+                left -= size
+                part = part.with_rows(self._with_states(bank, part.rows))
+            parts.append(part)
+        return replace(self, train=parts[0], dev=parts[1])
+
+    def _with_states(self, bank: Bank, rows: Rows) -> Rows:
+        with torch.inference_mode():
+            return bank.with_prefix(rows, self.stop.checked(by_length(rows, PREFIX_ROWS)))
+
+
+def open_job(
+    dataset: Dataset,
+    base: Base,
+    note: Note,
+    *,
+    named: NamedTask | None = None,
+    metric: str | None = None,
+    positive: str | None = None,
+    max_length: int | None = None,
+    stride: int | None = None,
+    device: str = "auto",
+) -> Job:
+    """Encode a data set for a base; a named task gives what is not given otherwise."""
+    if max_length is None and named is not None and named.max_length:
+        max_length = min(named.max_length, base.max_length)
+    task = _task(dataset, named, metric, positive, note)
+    where = pick_device(device)
+    base.to(where).require_clean()
+    encoder = task.encoder(base, max_length, stride)
+    train = encode_part(task, encoder, dataset.train, where)
+    dev = encode_part(task, encoder, dataset.dev, where)
+    for name, part in (("train", train), ("dev", dev)):
+        for text in task.remarks(encoder, part.encoded, part.examples):
+            note(f"{name}: {text}")
+    return Job(base, task, dataset, encoder, train, dev, Stop(), where, named)
+
+
+def _task(dataset: Dataset, named: NamedTask | None, metric: str | None, positive: str | None, note: Note) -> Task:
+    task = Task.of(dataset.kind, dataset.labels, metric or (named.metric if named else None))
+    if positive is None and named is not None and len(named.labels) == 2:
+        positive = named.labels[1]  # as GLUE scores its tasks
+    if positive is not None:
+        return task.with_positive(positive).fitted(dataset.train)
+    task = task.fitted(dataset.train)
+    if task.positive is not None:
+        note(f'Precision, recall and f1 are about "{task.positive}", the rarer class; --positive names the other one.')
+    return task
+
+
+def encode_part(task: Task, encoder: Encoder, examples: Examples, device: torch.device) -> Part:
+    """Encode examples and their targets."""
+    encoded = task.encode(encoder, examples)
+    return Part(examples, encoded, torch.from_numpy(task.targets(encoded, examples)).to(device))
