@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 from playwright import sync_api as playwright
 
-from service import ASK, CHANGE, Live, started, until
+from service import ASK, CHANGE, TEXTS, Live, started, until
 from support import delta_of
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -120,6 +122,59 @@ def test_keys_find_the_search_and_a_phone_needs_no_sideways_scrolling(page, live
     page.keyboard.type("many")
     page.get_by_text("1 task", exact=True).wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def choose_table(page: Any, path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    page.set_input_files("#csv", path)
+
+
+def downloaded(page: Any) -> tuple[str, list[list[str]]]:
+    with page.expect_download() as download:
+        page.locator("#download a").click()
+    text = Path(download.value.path()).read_bytes().decode("utf-8-sig")
+    return download.value.suggested_filename, list(csv.reader(io.StringIO(text)))
+
+
+def test_a_table_comes_back_with_the_answers_beside_its_rows(page, live, tmp_path):
+    log_in(page, ASK)
+    page.get_by_text("2 tasks").wait_for()
+    rows = [["id", "review", "label"], *([str(n), text, "x"] for n, text in enumerate(TEXTS * 4))]
+    rows[2][1] = 'two lines,\n"quoted"; and a comma'
+    sheet = io.StringIO(newline="")
+    csv.writer(sheet).writerows(rows)
+    choose_table(page, tmp_path / "reviews.csv", sheet.getvalue().encode())
+    page.get_by_text(f"reviews.csv: {len(rows) - 1} rows.").wait_for()
+    page.get_by_role("button", name="Answer all rows").click()
+    name, found = downloaded(page)
+    answers = live.client.predict("first", [row[1] for row in rows[1:]])
+    assert name == "reviews.answers.csv" and [row[:3] for row in found] == rows
+    assert found[0][3:] == ["first:label", "score", *(f"p({label})" for label in answers[0]["scores"])]
+    for row, answer in zip(found[1:], answers, strict=True):
+        assert row[3] == answer["label"] and float(row[4]) == pytest.approx(answer["score"], abs=1e-5)
+    assert page.locator("#preview tbody tr").count() == 5
+
+
+def test_a_table_in_another_encoding_is_read_and_one_without_rows_is_refused(page, tmp_path):
+    log_in(page, ASK)
+    page.get_by_text("2 tasks").wait_for()
+    choose_table(page, tmp_path / "old.csv", "text;n\r\ncaf\u00e9;1\r\n".encode("cp1252"))
+    page.get_by_text("old.csv: 1 row. It is not UTF-8; read as Windows-1252.").wait_for()
+    assert page.locator("#preview td").first.text_content() == "caf\u00e9"
+    choose_table(page, tmp_path / "empty.csv", b"text\n")
+    page.get_by_text("The file has no rows below its header.").wait_for()
+    assert page.locator("#answer").is_hidden()
+    choose_table(page, tmp_path / "sheet.csv", b"PK\x03\x04\x00\x00")
+    page.get_by_text("This is not a text file.").wait_for()
+
+
+def test_files_that_are_not_served_are_shown_with_the_reason(page, live):
+    log_in(page, ASK)
+    (live.folder / "my spam.safetensors").write_bytes((live.folder / "first.safetensors").read_bytes())
+    (live.folder / "damaged.safetensors").write_bytes(b"damaged")
+    page.get_by_text("2 files of the folder are not served").click()
+    page.get_by_text("rename it to my-spam.safetensors").wait_for()
+    page.get_by_text("damaged.safetensors").wait_for()
 
 
 def test_the_api_page_lists_every_route(browser, live):
