@@ -414,7 +414,7 @@ def test_whole_tensors_of_large_models_stay_whole() -> None:
         ('b_q + re:"abc', 10, "never closed"),
         ("random(all)", 11, '","'),
         ("random", 7, '"("'),
-        ("random(all, 1.5)", 13, "whole number or a percentage"),
+        ("random(all, 1.5)", 13, "whole number, a percentage"),
         ("random(all, 5, sed=1)", 16, "seed="),
         ("random(all, 5, seed=x)", 21, "whole number"),
         ("random(all, 5)@1", 15, "layers behind a sample"),
@@ -495,3 +495,24 @@ def test_start_values_that_do_not_parse_are_pointed_at(text: str, at: int, says:
     with pytest.raises(SelectionError) as caught:
         parse_init(text)
     assert says in str(caught.value) and f" at character {at}." in str(caught.value)
+
+
+@pytest.mark.parametrize("model", [BERT, GPT2])
+def test_a_sample_can_be_as_large_as_another_selection(model: Anatomy) -> None:
+    sample = select(model, "random(all - W_emb, count(bias))")
+    assert sample.count == select(model, "bias").count
+    assert not sample & select(model, "W_emb")
+
+
+def test_each_draws_its_share_of_every_tensor() -> None:
+    whole = select(BERT, "bias")
+    sample = select(BERT, "each(bias, 50%)")
+    assert sample.count == round(whole.count / 2)
+    for name in whole.entries:
+        held = sample.entries[name]
+        assert held is not None and abs(held.size - whole.size(name) / 2) <= 1
+    assert select(BERT, "each(bias, 50%)", 1) != sample
+
+
+def test_an_amount_that_is_none_says_what_it_can_be() -> None:
+    assert "expected a whole number, a percentage or count(...)" in refusal(BERT, "random(all, bias)")

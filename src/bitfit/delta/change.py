@@ -13,13 +13,16 @@ from .delta import INDEX, VALUE
 
 
 def change_map(model: Model, tensors: Mapping[str, Array]) -> dict[str, list[float | None]]:
-    """Mean absolute change per term and layer against the base, as the papers draw it; None where a term is absent."""
+    """Mean absolute change per term and layer against the base, as the papers draw it; None where a term is absent.
+
+    The mean is over all entries of a vector, also where only some of them were trained: 1/dim(b) in the papers.
+    """
     sums: dict[tuple[str, int | None], tuple[float, int]] = {}
     for site in model.anatomy.sites:
         change = _site_change(model, site, tensors)
         total, count = sums.get((site.term, site.layer), (0.0, 0))
         if change.size:
-            sums[site.term, site.layer] = total + float(change.sum(dtype=np.float64)), count + change.size
+            sums[site.term, site.layer] = total + float(change.sum(dtype=np.float64)), count + site.size
     table: dict[str, list[float | None]] = {}
     for (term, layer), (total, count) in sums.items():
         row = table.setdefault(term, [None] * (1 if layer is None else model.anatomy.layers))

@@ -2,7 +2,8 @@
 
 bias - b_q@0-5        terms and groups, layers, + - & and parentheses (& binds tighter)
 re:".*query.*"        whole parameter names
-random(all, 0.1%)     samples by a strategy: random, rowcol (whole rows or columns), magnitude (largest values), ...
+random(all, 0.1%)     samples by a strategy: random, each (of every tensor), rowcol (whole rows or columns), magnitude
+                      (largest values), ...; as many as another selection has: random(all - W_emb, count(bias))
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _GROUPS: Mapping[str, Callable[[Anatomy, Site], bool]] = {
     "all": lambda anatomy, site: True,
     "none": lambda anatomy, site: False,
 }
+COUNT = "count"
 _OPERATORS: Mapping[str, Callable[[Selection, Selection], Selection]] = {
     "+": Selection.__add__,
     "-": Selection.__sub__,
@@ -129,7 +131,7 @@ class _Chain:
 class _Sample:
     strategy: str
     node: _Node
-    amount: str
+    amount: str | _Node  # a number, a percentage, or a selection that has as many entries
     seed: int | None
     ordinal: int
     at: int
@@ -137,7 +139,7 @@ class _Sample:
 
     def select(self, scene: _Scene) -> Selection:
         operand = self.node.select(scene)
-        asked = _asked(self.amount, operand.count)
+        asked = self._count(operand.count, scene)
         if asked > operand.count:
             raise _error(scene.text, self.at, f"cannot take {asked:,} of {operand.count:,} entries")
         # The ordinal makes two samples of one text differ.
@@ -147,6 +149,12 @@ class _Sample:
         except SelectionError as reason:
             raise _error(scene.text, self.at, str(reason)) from None
         return Selection(sample.entries, sample.shapes, operand.notes + self._notes(sample, asked), operand.injected)
+
+    def _count(self, total: int, scene: _Scene) -> int:
+        """How many entries are asked for."""
+        if isinstance(self.amount, str):
+            return _asked(self.amount, total)
+        return self.amount.select(scene).count
 
     def _notes(self, sample: Selection, asked: int) -> tuple[str, ...]:
         return tuple(f"{self.source} took {sample.count:,} entries of {asked:,} asked: {note}" for note in sample.notes)
@@ -348,9 +356,12 @@ class _Parser:
         end = self.expect(")").at + 1
         return _Sample(name.text, node, amount, seed, ordinal, name.at, self.text[name.at : end])
 
-    def amount(self) -> str:
+    def amount(self) -> str | _Node:
+        if self.token.text == COUNT:
+            self.take()
+            return self.parenthesised()
         if self.token.kind != "number" or not (self.token.text.isdigit() or self.token.text.endswith("%")):
-            raise self.unexpected("a whole number or a percentage")
+            raise self.unexpected(f"a whole number, a percentage or {COUNT}(...)")
         return self.take().text
 
     def seed(self) -> int | None:

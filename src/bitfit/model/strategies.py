@@ -46,6 +46,7 @@ STRATEGIES: Registry[Strategy] = Registry(
     "bitfit.strategies",
     {
         "random": "bitfit.model.strategies:random",
+        "each": "bitfit.model.strategies:each",
         "rowcol": "bitfit.model.strategies:rowcol",
         "magnitude": "bitfit.model.strategies:magnitude",
     },
@@ -66,6 +67,28 @@ def random(request: Request) -> Selection:
         indices = operand.entries[name]
         chosen[name] = positions if indices is None else indices[positions]
     return request.selection(chosen)
+
+
+def each(request: Request) -> Selection:
+    """A uniform sample within every tensor of the operand, each with its share of the entries."""
+    operand = request.operand
+    names = sorted(operand.entries)
+    chosen = {}
+    for name, count in zip(names, _shares([_count(operand, name) for name in names], request.count), strict=True):
+        indices = operand.entries[name]
+        drawn = np.sort(request.rng.choice(_count(operand, name), count, replace=False, shuffle=False))
+        chosen[name] = drawn if indices is None else indices[drawn]
+    return request.selection(chosen)
+
+
+def _shares(sizes: list[int], count: int) -> list[int]:
+    """The count divided in proportion to the sizes; what rounding leaves goes to the largest remainders."""
+    exact = [size * count / max(1, sum(sizes)) for size in sizes]
+    shares = [int(value) for value in exact]
+    by_remainder = sorted(range(len(sizes)), key=lambda n: shares[n] - exact[n])
+    for n in by_remainder[: count - sum(shares)]:
+        shares[n] += 1
+    return shares
 
 
 def magnitude(request: Request) -> Selection:
