@@ -222,16 +222,19 @@ def test_a_text_may_look_like_an_option_behind_two_dashes_or_with_a_space(delta_
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-def test_every_option_of_train_is_in_a_group():
+@pytest.mark.parametrize("command", ["train", "serve"])
+def test_options_are_in_groups(command):
     from dataclasses import fields
 
-    from bitfit.cli.options import OPTIMISATION, TRAIN_GROUPS, parser
+    from bitfit.cli import options
+    from bitfit.serve.settings import Settings
     from bitfit.training.plan import Plan
 
-    grouped = [name for names in TRAIN_GROUPS.values() for name in names]
-    assert len(grouped) == len(set(grouped)) and set(grouped) <= {field.name for field in fields(Plan)}
-    text = parser().commands["train"].format_help()
-    assert all(f"\n{title}:\n" in text for title in (*TRAIN_GROUPS, OPTIMISATION))
+    groups, values = {"train": (options.TRAIN_GROUPS, Plan), "serve": (options.SERVE_GROUPS, Settings)}[command]
+    grouped = [name for names in groups.values() for name in names]
+    assert len(grouped) == len(set(grouped)) and set(grouped) <= {field.name for field in fields(values)}
+    text = options.parser().commands[command].format_help()
+    assert all(f"\n{title}:\n" in text for title in groups)
 
 
 @pytest.mark.parametrize("words", [["--methods", "BitFit,Full"], ["--method", "BitFit", "--methods", "Full"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,20 @@ TRAIN_GROUPS = {
     "run": ("gap", "lanes", "threads", "device"),
 }
 OPTIMISATION = "optimisation"
+# Groups of `bitfit serve --help`; an option that is in none of them is about the operation.
+SERVE_GROUPS = {
+    "address": ("host", "port"),
+    "computing": ("workers", "batch_tokens", "max_wait", "memory"),
+    "limits": ("queue", "deadline", "max_items", "max_text", "max_body", "max_delta"),
+}
+OPERATION = "operation"
 EXPECTED: dict[Any, str] = {
     int: values.WHOLE,
     float: values.NUMBER,
     plan.numbers: "numbers, comma-separated",
     plan.wholes: "whole numbers, comma-separated",
 }
+METAVARS: dict[Any, str] = {int: "N", float: "X", plan.numbers: "X,...", plan.wholes: "N,..."}
 
 
 def parse(words: list[str]) -> argparse.Namespace:
@@ -91,13 +100,24 @@ def _train(it: Parser) -> None:
     )
     groups = {title: it.add_argument_group(title) for title in ("data", "what trains", OPTIMISATION, "run")}
     _add_base(groups["what trains"])
-    group_of = {name: title for title, names in TRAIN_GROUPS.items() for name in names}
-    for field in fields(Plan):
-        _add_plan_option(groups[group_of.get(field.name, OPTIMISATION)], field)
+    for title, field in _grouped(fields(Plan), TRAIN_GROUPS, OPTIMISATION):
+        _add_plan_option(groups[title], field)
     run = groups["run"]
     run.add_argument("--out", type=Path, help="the delta file (the name of DATA with .safetensors, in this folder)")
     run.add_argument("--resume", action="store_true", help="continue after an interruption")
     _add_json(run)
+
+
+def _grouped(
+    all_fields: Iterable[Field[Any]], groups: Mapping[str, Sequence[str]], rest: str
+) -> Iterator[tuple[str, Field[Any]]]:
+    """Fields with the group of their option, in the order of the groups; those of no group belong to `rest`."""
+    by_name = {field.name: field for field in all_fields}
+    for title, names in groups.items():
+        for name in names:
+            yield title, by_name.pop(name)
+    for field in by_name.values():
+        yield rest, field
 
 
 def _add_plan_option(it: Group, field: Field[Any]) -> None:
@@ -113,7 +133,7 @@ def _add_plan_option(it: Group, field: Field[Any]) -> None:
     if choices:
         read, metavar = values.one_of(choices), values.braces(choices)
     else:
-        read, metavar = _reader(read), field.name.upper()
+        read, metavar = _reader(read), METAVARS.get(read, field.name.upper())
     it.add_argument(option, type=read, metavar=metavar, default=argparse.SUPPRESS, help=text)
 
 
@@ -184,18 +204,28 @@ def _serve(it: Parser) -> None:
     it.usage = "%(prog)s DIR [options]"
     it.add_argument("folder", metavar="DIR", type=Path, help="the folder; NAME.safetensors is the task NAME")
     _add_base(it)
-    for field in fields(Settings):
-        option = f"--{field.name.replace('_', '-')}"
-        text = f"{field.metadata['help']} (%(default)s)"
-        it.add_argument(option, type=_reader(type(field.default)), default=field.default, help=text)
+    groups = {title: it.add_argument_group(title) for title in (*SERVE_GROUPS, OPERATION)}
+    for title, field in _grouped(fields(Settings), SERVE_GROUPS, OPERATION):
+        kind = type(field.default)
+        groups[title].add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=_reader(kind),
+            metavar=METAVARS.get(kind, field.name.upper()),
+            default=field.default,
+            help=f"{field.metadata['help']} (%(default)s)",
+        )
 
 
 def _bench_serve(it: Parser) -> None:
     it.add_argument("url", metavar="URL", help="address of the service (token: BITFIT_TOKEN)")
-    it.add_argument("--clients", type=values.whole, default=64, help="connections, one request at a time (%(default)s)")
-    it.add_argument("--texts", type=values.whole, default=1, help="texts per request (%(default)s)")
-    it.add_argument("--seconds", type=values.number, default=10.0, help="duration (%(default)s)")
-    it.add_argument("--rate", type=values.number, help="requests per second over all clients (as fast as answers come)")
+    it.add_argument(
+        "--clients", type=values.whole, metavar="N", default=64, help="connections, one request at a time (%(default)s)"
+    )
+    it.add_argument("--texts", type=values.whole, metavar="N", default=1, help="texts per request (%(default)s)")
+    it.add_argument("--seconds", type=values.number, metavar="X", default=10.0, help="duration (%(default)s)")
+    it.add_argument(
+        "--rate", type=values.number, metavar="X", help="requests per second over all clients (as fast as answers come)"
+    )
     it.add_argument("--file", type=Path, help="a data file with a text column (a few made-up sentences)")
     _add_columns(it, "text")
     _add_json(it)

@@ -44,8 +44,10 @@ def _add_run(it: Parser) -> None:
     what = it.add_argument_group("what runs")
     what.add_argument("--base", action="append", help="folder or hub id; repeat it for several (the paper's)")
     what.add_argument("--data", metavar="DIR", help="folder with TASK/train.jsonl and so on ($BITFIT_DATA)")
-    what.add_argument("--tasks", type=values.names, help="comma-separated (the study's)")
-    what.add_argument("--methods", "--method", action="append", help="comma-separated or repeated (the study's)")
+    what.add_argument("--tasks", type=values.names, metavar="NAMES", help="comma-separated (the study's)")
+    what.add_argument(
+        "--methods", "--method", metavar="NAMES", action="append", help="comma-separated or repeated (the study's)"
+    )
     _add_protocol(it.add_argument_group("protocol (the study's, unless changed here)"))
     run = it.add_argument_group("run")
     run.add_argument(
@@ -56,16 +58,22 @@ def _add_run(it: Parser) -> None:
         help="local: in this process; ray: as Ray tasks",
     )
     run.add_argument("--address", help="of a Ray cluster; without it Ray runs on this machine only")
-    run.add_argument("--workers", type=values.positive, help="passes that Ray trains at once (one per core)")
-    run.add_argument("--lanes", type=values.positive, help="most trials trained together")
-    run.add_argument("--threads", type=values.positive, help="CPU threads; the same number gives the same bits")
+    run.add_argument(
+        "--workers", type=values.positive, metavar="N", help="passes that Ray trains at once (one per core)"
+    )
+    run.add_argument("--lanes", type=values.positive, metavar="N", help="most trials trained together")
+    run.add_argument(
+        "--threads", type=values.positive, metavar="N", help="CPU threads; the same number gives the same bits"
+    )
     run.add_argument("--dry-run", action="store_true", help="show what would run, its duration and its memory")
     _add_results(run)
 
 
 def _add_protocol(it: Any) -> None:
-    it.add_argument("--lr", type=values.rates, help="paper, auto (what suits the base) or rates, comma-separated")
-    it.add_argument("--batch", type=values.positives, help="batch sizes, comma-separated")
+    it.add_argument(
+        "--lr", type=values.rates, metavar="X,...", help="paper, auto (what suits the base) or rates, comma-separated"
+    )
+    it.add_argument("--batch", type=values.positives, metavar="N,...", help="batch sizes, comma-separated")
     it.add_argument(
         "--search",
         type=values.one_of(SEARCHES),
@@ -80,4 +88,4 @@ def _add_protocol(it: Any) -> None:
         ("evals-per-epoch", "evaluations per epoch"),
         ("max-length", "tokens per text"),
     ):
-        it.add_argument(f"--{name}", type=values.positive, help=text)
+        it.add_argument(f"--{name}", type=values.positive, metavar="N", help=text)
