@@ -6,7 +6,7 @@ resident is replaced or dropped by dropping it, and whoever still holds one can 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock, local
@@ -31,10 +31,12 @@ from ..model.task_model import Model
 from ..tasks import Task, Text
 from ..tasks.encode import Encoded, Encoder
 
+BATCH = 64  # token rows of one pass
+
 
 @dataclass(frozen=True)
 class Reading:
-    """One text as a task reads it: in token rows, more than one if it is long and must be read whole."""
+    """Inputs as a task reads them: in token rows, several for an input that is long and must be read whole."""
 
     encoded: Encoded
     examples: Examples
@@ -43,6 +45,10 @@ class Reading:
     def rows(self) -> Rows:
         """The token rows."""
         return self.encoded.rows
+
+    def take(self, inputs: Sequence[int]) -> Reading:
+        """Some of the inputs."""
+        return Reading(self.encoded.take(np.array(inputs)), self.examples.take(inputs))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +67,13 @@ class Resident:
         """How it reads: texts of one shape are read together, whatever their task."""
         return self.task.form, self.max_length, self.stride, self.paired
 
+    def answers(self, reading: Reading, outputs: Array) -> list[dict[str, Any]]:
+        """What the outputs for some inputs mean."""
+        return self.task.answers(outputs, reading.encoded, reading.examples)
+
     def answer(self, reading: Reading, outputs: Array) -> dict[str, Any]:
-        """What the outputs for a text mean."""
-        return self.task.answers(outputs, reading.encoded, reading.examples)[0]
+        """What the outputs for one input mean."""
+        return self.answers(reading, outputs)[0]
 
     @property
     def bytes(self) -> int:
@@ -90,15 +100,18 @@ class Host:
         self._admitting = Lock()
         self._own = local()  # a tokenizer has settings, so each thread has its own
 
-    def admit(self, delta: Delta) -> Resident:
-        """Check a delta against the base and against its own task, and make it ready."""
+    def admit(self, delta: Delta, fold: bool = True) -> Resident:
+        """Check a delta against the base and against its own task, and make it ready.
+
+        With `fold` biases that others can stand for are left out: less memory, and outputs that differ by rounding.
+        """
         task, meta = Task.of_delta(delta), delta.meta
         longest = self.base.max_length
         if not 3 <= meta.max_length <= longest:
             raise DeltaError(f"the delta reads {meta.max_length} tokens, its base takes 3 to {longest}")
         with self._admitting:
             model = self._model(task.outputs, meta.pool)
-            lane = self._alike(lane_of_delta(model, serving_form(delta, model)))
+            lane = self._alike(lane_of_delta(model, serving_form(delta, model) if fold else delta))
         return Resident(task, model, lane, meta.max_length, meta.stride, meta.pairs)
 
     def plain(self) -> Resident:
@@ -107,15 +120,42 @@ class Host:
         lane = lane_to_train(model, select(model.anatomy, "none"), head="frozen")
         return Resident(Task.of("regression", ()), model, lane, 8, 0, False)
 
-    def read(self, resident: Resident, texts: Sequence[Text]) -> list[Reading]:
+    def encode(self, resident: Resident, texts: Sequence[Text]) -> Reading:
         """Texts as the resident's task reads them; UsageError or DataError for those it cannot."""
         examples = as_examples(resident.task, texts, resident.paired)
+        return Reading(resident.task.encode(self.encoder(resident), examples), examples)
+
+    def encoder(self, resident: Resident) -> Encoder:
+        """This thread's tokenizer with the lengths of a resident."""
         if not hasattr(self._own, "encoder"):
             self._own.encoder = Encoder(self.base)
         encoder: Encoder = self._own.encoder
         encoder.cut_at(resident.max_length, resident.stride)
-        encoded = resident.task.encode(encoder, examples)
-        return [Reading(encoded.take(np.array([i])), examples.take([i])) for i in range(len(examples))]
+        return encoder
+
+    def read(self, resident: Resident, texts: Sequence[Text]) -> list[Reading]:
+        """Each text by itself, as `encode` reads it."""
+        together = self.encode(resident, texts)
+        return [together.take([i]) for i in range(len(texts))]
+
+    def compute(self, rows: Mapping[Resident, Rows]) -> dict[Resident, Array]:
+        """The head's numbers for all token rows of each resident, in batches of like length across the residents."""
+        residents = list(rows)
+        lengths = np.concatenate([rows[resident].lengths for resident in residents])
+        owners = np.repeat(np.arange(len(residents)), [len(rows[resident]) for resident in residents])
+        numbers = np.concatenate([np.arange(len(rows[resident])) for resident in residents])
+        order = np.argsort(-lengths, kind="stable")
+        out: dict[Resident, Array] = {}
+        for start in range(0, len(order), BATCH):
+            batch = order[start : start + BATCH]
+            chosen = {residents[k]: numbers[batch[owners[batch] == k]] for k in np.unique(owners[batch])}
+            found = self.outputs([(resident, rows[resident].take(own)) for resident, own in chosen.items()])
+            for (resident, own), logits in zip(chosen.items(), found, strict=True):
+                if resident not in out:
+                    count = resident.model.output_count(rows[resident])
+                    out[resident] = np.zeros((count, logits.shape[1]), np.float32)
+                out[resident][resident.model.output_places(rows[resident], own)] = logits
+        return out
 
     def outputs(self, batch: Sequence[tuple[Resident, Rows]]) -> list[Array]:
         """The head's numbers, a row for each token row or for each token, each under its resident."""

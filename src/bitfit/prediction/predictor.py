@@ -1,7 +1,8 @@
-"""Text in, answers out: a delta worn by its base."""
+"""Texts in, answers out: one delta or several on a base, by the engine that also serves."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -11,57 +12,50 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array
-from ..bank.bank import Bank, outputs
-from ..bank.lanes import lane_of_delta
 from ..data import loading, sources
 from ..data.columns import Sample
 from ..data.examples import Columns
 from ..delta.delta import Delta
 from ..errors import DataError, DeltaError, ModelError, UsageError
 from ..model.base import DEMO, Base, load_base
-from ..model.rows import by_length
-from ..model.task_model import Model
-from ..tasks import Task, Text
-from ..tasks.encode import Encoded, Encoder
+from ..tasks import Text
+from ..tasks.encode import Encoded
 from ..tasks.metrics import Score
-from .host import Host, Reading, as_examples
+from .host import Host, Reading, Resident
 
 CHUNK = 1024
-BATCH = 64
 
 Source = Delta | str | Path
 """A delta, or its file."""
 
 
 class Predictor:
-    """A base wearing one delta, ready for texts."""
+    """A base with one delta, ready for texts."""
 
     def __init__(self, delta: Source, base: Base | str | None = None) -> None:
         self.delta = _loaded(delta)
         self.base = base if isinstance(base, Base) else base_of(self.delta, base)
         self.delta.check(self.base)
-        self.task = Task.of_delta(self.delta)
         self.columns = self.delta.meta.columns
         self.cut = 0  # how many texts were longer than the maximum length, so far
-        self._encoder = _encoder(self.base, self.delta)
-        model = Model(self.base, self.task.outputs, self.delta.meta.pool)
-        self._bank = Bank(model, [lane_of_delta(model, self.delta)])
+        self._host = Host(self.base)
+        # Not folded: the scores of a file are then exactly those of the training.
+        self._resident = self._host.admit(self.delta, fold=False)
+        self.task = self._resident.task
 
     def outputs(self, encoded: Encoded) -> Array:
         """The head's numbers for each text, or each token of the texts, in order."""
         self.cut += encoded.rows.cut
-        out = outputs(self._bank, 0, encoded.rows, by_length(encoded.rows, BATCH))
-        if not np.isfinite(out).all():
-            raise DeltaError("the delta's values are so large that its answers are no numbers; train it anew")
-        return out
+        if not len(encoded.rows):
+            return np.zeros((0, self.task.outputs), np.float32)
+        return _finite(self._host.compute({self._resident: encoded.rows})[self._resident])
 
     def answers(self, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
         """An answer per text, as a stream: any number of texts in bounded memory."""
         source = iter(texts)
         while chunk := list(islice(source, CHUNK)):
-            examples = as_examples(self.task, chunk, self.columns.text_pair is not None)
-            encoded = self.task.encode(self._encoder, examples)
-            yield from self.task.answers(self.outputs(encoded), encoded, examples)
+            reading = self._host.encode(self._resident, chunk)
+            yield from self._resident.answers(reading, self.outputs(reading.encoded))
 
     def evaluate(
         self, source: str | Path, split: str | None = None, folder: str | Path | None = None, **given: str | None
@@ -79,9 +73,10 @@ class Predictor:
         columns = replace(self.columns_in(sample, True, **given), numbered=by_number)
         examples, notes = loading.load_labelled(sample, columns, self.task.kind, self.task.labels)
         took = f"{path}: the text is column {columns.text!r}, the label is column {columns.label!r}."
-        encoded = self.task.encode(self._encoder, examples)
+        encoder = self._host.encoder(self._resident)
+        encoded = self.task.encode(encoder, examples)
         predictions = self.task.predictions(self.outputs(encoded), encoded, examples)
-        remarks = self.task.remarks(self._encoder, encoded, examples)
+        remarks = self.task.remarks(encoder, encoded, examples)
         return len(examples), self.task.scores(predictions, examples), (*taken, took, *notes, *remarks)
 
     def columns_in(self, source: str | Path | Sample, labelled: bool = False, **given: str | None) -> Columns:
@@ -125,7 +120,7 @@ class Predictor:
 
 
 class MixedPredictor:
-    """A base wearing many deltas at once: every text is answered under the delta it names.
+    """A base with many deltas at once: every text is answered under the delta it names.
 
     The deltas may differ in task, labels, head, pooling and length. Texts of different tasks share the passes through
     the encoder. Only a delta with whole matrices, which has nothing to share, is a bank of its own.
@@ -140,38 +135,50 @@ class MixedPredictor:
 
     def outputs(self, requests: Sequence[tuple[int, Text]]) -> list[Array]:
         """The head's numbers for each text (a row, or one per token), under the delta of that number; in order."""
-        return self._outputs(requests, self._read(requests))
+        found: list[Array] = [np.zeros(0, np.float32)] * len(requests)
+        for resident, (numbers, reading, out) in self._computed(requests).items():
+            for i, number in enumerate(numbers):
+                rows = reading.encoded.rows_of(np.array([i]))
+                found[number] = out[resident.model.output_places(reading.rows, rows)]
+        return found
 
     def answers(self, requests: Iterable[tuple[int, Text]]) -> Iterator[dict[str, Any]]:
         """An answer per (number of a delta, text), as a stream."""
         source = iter(requests)
         while chunk := list(islice(source, CHUNK)):
-            readings = self._read(chunk)
-            for (number, _), reading, numbers in zip(chunk, readings, self._outputs(chunk, readings), strict=True):
-                yield self.residents[number].answer(reading, numbers)
+            answers: list[dict[str, Any]] = [{}] * len(chunk)
+            for resident, (numbers, reading, out) in self._computed(chunk).items():
+                for number, answer in zip(numbers, resident.answers(reading, _finite(out)), strict=True):
+                    answers[number] = answer
+            yield from answers
 
-    def _read(self, requests: Sequence[tuple[int, Text]]) -> list[Reading]:
-        places: dict[object, list[int]] = {}
-        for place, (number, _) in enumerate(requests):
-            places.setdefault(self.residents[number].shape, []).append(place)
-        found: dict[int, Reading] = {}
-        for own in places.values():
-            resident = self.residents[requests[own[0]][0]]
-            found |= zip(own, self._host.read(resident, [requests[place][1] for place in own]), strict=True)
-        return [found[place] for place in range(len(requests))]
+    def _computed(self, requests: Sequence[tuple[int, Text]]) -> dict[Resident, tuple[list[int], Reading, Array]]:
+        """For each resident its requests by number, their reading and the outputs."""
+        readings = self._read(requests)
+        outputs = self._host.compute({resident: reading.rows for resident, (_, reading) in readings.items()})
+        return {resident: (*readings[resident], out) for resident, out in outputs.items()}
 
-    def _outputs(self, requests: Sequence[tuple[int, Text]], readings: Sequence[Reading]) -> list[Array]:
-        out: dict[int, Array] = {}
-        order = np.argsort([-len(reading.rows.ids) for reading in readings], kind="stable").tolist()
-        for i in range(0, len(order), BATCH):
-            chosen = order[i : i + BATCH]
-            batch = [(self.residents[requests[place][0]], readings[place].rows) for place in chosen]
-            out |= zip(chosen, self._host.outputs(batch), strict=True)
-        return [out[place] for place in range(len(requests))]
+    def _read(self, requests: Sequence[tuple[int, Text]]) -> dict[Resident, tuple[list[int], Reading]]:
+        by_shape: defaultdict[object, list[int]] = defaultdict(list)
+        for number, (which, _) in enumerate(requests):
+            by_shape[self.residents[which].shape].append(number)
+        found = {}
+        for numbers in by_shape.values():
+            # Texts of all deltas that read alike are tokenized in one call.
+            first = self.residents[requests[numbers[0]][0]]
+            together = self._host.encode(first, [requests[number][1] for number in numbers])
+            members: defaultdict[Resident, list[int]] = defaultdict(list)
+            for place, number in enumerate(numbers):
+                members[self.residents[requests[number][0]]].append(place)
+            for resident, places in members.items():
+                found[resident] = ([numbers[place] for place in places], together.take(places))
+        return found
 
 
-def _encoder(base: Base, delta: Delta) -> Encoder:
-    return Encoder(base, delta.meta.max_length, delta.meta.stride)
+def _finite(outputs: Array) -> Array:
+    if not np.isfinite(outputs).all():
+        raise DeltaError("the delta's values are so large that its answers are no numbers; train it anew")
+    return outputs
 
 
 def base_of(delta: Delta, spec: str | None) -> Base:
