@@ -258,7 +258,7 @@ def test_smaller_bases_lose_more_by_the_slope_over_all_bases():
 
 def test_paired_rows_make_the_interval_of_a_place_narrower():
     """Two methods that are right on the same rows differ little, whatever rows are drawn."""
-    from bitfit.study.examples import of_texts
+    from bitfit.study.examples import Rows
 
     study = STUDIES["bitfit-table3"]
     found = made_up(study, lambda p: 0.8, tasks=("rte",), seeds=1)
@@ -269,7 +269,7 @@ def test_paired_rows_make_the_interval_of_a_place_narrower():
     for name, other in (("alike", alike), ("apart", apart)):
         for point, result in found.results.items():
             predicted = other if point.method == "BitFit" else alike
-            rows = {"test": of_texts("accuracy", golds, predicted, False).encode()}
+            rows = {"test": Rows.of("hits", [int(guess) for guess in predicted], golds).encode()}
             found.results[point] = replace(result, examples=rows)
         (comparison,) = verdict(study, "random-entries-are-worse", [found]).comparisons
         (places[name],) = comparison.estimate.places

@@ -148,16 +148,26 @@ def test_a_true_difference_inside_the_margin_is_seldom_refuted():
 # ---- results of single rows
 
 
+def rows_of(metric, golds, predictions):
+    """Rows as the tasks make them."""
+    from bitfit.data.examples import Examples
+    from bitfit.study.examples import Rows
+    from bitfit.tasks import Task
+
+    numbers = metric in ("spearman", "pearson")
+    task = Task.of("regression" if numbers else "classification", () if numbers else ("a", "b"), metric)
+    return Rows.of(*task.by_row(predictions, Examples(["t"] * len(golds), None, list(golds))))
+
+
 @pytest.mark.parametrize("metric", ["accuracy", "f1", "macro_f1", "matthews", "spearman", "pearson"])
 def test_a_resampled_metric_is_the_metric_of_the_drawn_rows(metric):
     from bitfit.report.resampling import draws, metric_of
-    from bitfit.study.examples import of_texts
 
     draw = np.random.default_rng(0)
     numbers = metric in ("spearman", "pearson")
     golds = draw.normal(size=300) if numbers else draw.integers(0, 2, 300)
     predictions = golds + draw.normal(size=300) if numbers else np.where(draw.random(300) < 0.7, golds, 1 - golds)
-    rows = of_texts(metric, golds, predictions, numbers)
+    rows = rows_of(metric, golds, predictions)
     weights = draws(300, 3)
     for value, weight in zip(metric_of(rows, metric, weights), weights, strict=True):
         drawn = np.repeat(np.arange(300), weight.astype(int))
@@ -168,11 +178,11 @@ def test_a_resampled_metric_is_the_metric_of_the_drawn_rows(metric):
 
 @pytest.mark.parametrize("metric", ["accuracy", "f1", "spearman"])
 def test_rows_are_stored_and_read_again(metric):
-    from bitfit.study.examples import Rows, of_texts
+    from bitfit.study.examples import Rows
 
     draw = np.random.default_rng(0)
     golds, predictions = draw.integers(0, 2, 1001), draw.integers(0, 2, 1001)
-    rows = of_texts(metric, golds, predictions, metric == "spearman")
+    rows = rows_of(metric, golds, predictions)
     text = rows.encode()
     again = Rows.decode(text)
     assert len(again) == 1001 and again.form == rows.form

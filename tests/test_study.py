@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -451,7 +452,7 @@ def test_a_study_reads_and_tokenises_each_task_once_whatever_the_stages(tiny, tm
     opened, read = [], formats.READERS[".jsonl"]
     monkeypatch.setitem(formats.READERS, ".jsonl", lambda path: opened.append(str(path)) or read(path))
     assert run(tiny, tmp_path, seeds=3, methods=("BitFit",)) == 2 * (2 + 2)
-    assert encoded == [24, 12, 24, 12]  # train and dev of two tasks
+    assert encoded == [24, 12, 24, 12, 12, 12]  # train and dev of two tasks, then their test parts
     assert all(opened.count(path) == 2 for path in opened)  # its head, then its rows
 
 
@@ -489,3 +490,82 @@ def test_a_pass_leaves_the_number_of_threads_as_it_was(tiny, tmp_path):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+# ---- data and rates
+
+
+def opened(tiny, **changes):
+    from bitfit.study import data
+    from bitfit.study.data import Opening
+
+    asked = {"base": None, "task": "sst2", "data": tiny[1], "split": "dev", "size": None, "dev_size": None}
+    opening = Opening(**{**asked, "max_length": 16, **changes})
+    return data.dataset(data.read(opening.task, opening.data), opening)
+
+
+def test_training_rows_are_drawn_anew_for_every_seed_and_scored_rows_are_not(tiny):
+    first, second = (opened(tiny, size=8, seed=seed) for seed in (0, 1))
+    assert first.train.texts != second.train.texts
+    assert first.dev.texts == second.dev.texts and first.test.texts == second.test.texts
+
+
+def test_without_labelled_test_rows_half_of_dev_is_held_out(tiny, tmp_path):
+    shutil.copytree(tiny[1], tmp_path / "data")
+    for path in (tmp_path / "data" / "sst2").glob("test*"):
+        path.unlink()
+    tiny = tiny[0], str(tmp_path / "data")
+    found = opened(tiny)
+    assert abs(len(found.dev) - len(found.test)) <= 1
+    whole = opened(tiny, split="holdout").test  # the published dev
+    assert sorted([*found.dev.lines, *found.test.lines]) == sorted(whole.lines)
+
+
+def test_a_trial_stores_the_result_of_every_test_row(tiny, tmp_path):
+    run(tiny, tmp_path, tasks=("sst2",), methods=("Frozen",), seeds=1, lr=(1e-2,))
+    (path,) = (tmp_path / "trials").glob("*.json")
+    result = Results(tmp_path).read(path.stem)
+    rows = result.rows_of("test")
+    assert len(rows) == result.rows["test"]
+    assert rows.columns[0].mean() == pytest.approx(result.score("test"), abs=1e-4)
+
+
+def at_rate(lr, seed=0):
+    return Point("BitFit", "rte", None, lr, 8, seed)
+
+
+@pytest.mark.parametrize(("best", "further"), [(4e-3, [8e-3]), (1e-3, [5e-4]), (2e-3, [])])
+def test_a_search_whose_best_rate_is_at_an_edge_goes_one_rate_further(best, further):
+    scores = {at_rate(lr): 0.9 if lr == best else 0.5 for lr in (1e-3, 2e-3, 4e-3)}
+    wider = grid.widen(STUDIES["bitfit-table3"], Settings(), "a-base", scores)
+    assert [point.lr for point in wider] == further
+
+
+def test_rates_that_were_asked_for_are_not_widened():
+    study, scores = STUDIES["bitfit-table3"], {at_rate(lr): lr for lr in (1e-3, 2e-3)}
+    assert not grid.widen(study, Settings(lr=(1e-3, 2e-3)), "a-base", scores)
+    assert not grid.widen(study, Settings(), study.protocol.bases[0], scores)
+
+
+def test_a_study_widens_its_rates_at_most_twice(tiny, tmp_path):
+    from bitfit.study import runner
+
+    found = campaign(tiny, tmp_path, tasks=("sst2",), methods=("Frozen",), seeds=1, lr="auto")
+    stages = []
+
+    def engine(works, progress):
+        stages.append([point.lr for work in works for point in work.points])
+        for work in works:
+            results = runner_results(work)
+            yield work, results
+
+    def runner_results(work):
+        return [
+            Result(key, "done", "b", "sst2", "accuracy", {}, {"train": 8}, 0.5,
+                   scores={"dev": {"accuracy": [min(1.0, 10 * point.lr)] * 3}}, cost={"seconds": 1.0})
+            for point, key in zip(work.points, work.keys, strict=True)
+        ]  # fmt: skip
+
+    runner.run(found, engine, ["x"], lambda _: None, lambda *_: None)
+    assert [len(stage) for stage in stages] == [3, 1, 1, 0]
+    assert max(stages[0]) < stages[1][0] < stages[2][0]

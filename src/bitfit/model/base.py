@@ -154,10 +154,16 @@ def load_base(spec: str | os.PathLike[str] | None = None) -> Base:
 
 
 def locate(spec: str | os.PathLike[str] | None) -> tuple[str, str]:
-    """Where a base is to be loaded from, and the name it goes by; no argument means the demo wheel."""
+    """Where a base is to be loaded from, and the name it goes by; no argument means the demo wheel.
+
+    A name without a slash is also looked for in the folder $BITFIT_MODELS.
+    """
     text = os.fspath(spec) if spec is not None else DEMO
     if text and Path(text).is_dir():
         return text, _folder_name(Path(text))
+    models = os.environ.get("BITFIT_MODELS")
+    if models and text and "/" not in text and (Path(models) / text).is_dir():
+        return str(Path(models) / text), text
     if text == DEMO:
         folder = demo_folder()
         if folder is None:

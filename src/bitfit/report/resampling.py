@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from ..study.examples import Rows
@@ -21,7 +21,10 @@ def variance_from_rows(pairs: Sequence[tuple[Result, Result]], part: str) -> flo
     known = [(a, b) for a, b in tables if a is not None and b is not None and len(a) == len(b)]
     if not known or len(known) < len(tables):
         return 0.0
-    metric, weights = pairs[0][0].metric, draws(len(known[0][0]))
+    metric, form = pairs[0][0].metric, known[0][0].form
+    if metric not in METRICS[form]:
+        return 0.0
+    weights = draws(len(known[0][0]))
     differences = [metric_of(a, metric, weights) - metric_of(b, metric, weights) for a, b in known]
     return float((100 * sum(differences) / len(differences)).var(ddof=1))
 
@@ -105,3 +108,10 @@ _CLASSES: dict[str, Callable[[Array, Array, Array], Array]] = {
     "matthews": _matthews,
 }
 _VALUES: dict[str, Callable[[Array, Array, Array], Array]] = {"pearson": _pearson, "spearman": _spearman}
+METRICS: dict[str, Container[str]] = {
+    "hits": ("accuracy", "exact_match"),
+    "ratio": ("accuracy", "f1", "exact_match"),
+    "classes": _CLASSES,
+    "values": _VALUES,
+}
+"""The metrics that can be resampled, by the form of the rows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..data import sources
@@ -12,8 +12,21 @@ from ..data.sources import Source
 from ..data.splits import subset
 from ..errors import DataError, UsageError
 
-OTHER_DEV = "dev_mismatched"  # of MNLI, scored by the trials of mnli
-IN_DOMAIN = "dev_in_domain"  # of CoLA: what-to-freeze's test set of 527 sentences
+
+@dataclass(frozen=True)
+class Opening:
+    """What it takes to open the data of a task on a base: plain values, so that another process can do the same."""
+
+    base: str | None
+    task: str
+    data: str | None
+    split: str
+    size: int | None
+    dev_size: int | None
+    max_length: int
+    seed: int = 0  # of the draw of training rows
+    test_part: str = ""  # the part of the data that is the test set, where it is not the published one
+    more_parts: tuple[str, ...] = ()  # further parts to score
 
 
 def read(task: str, folder: str | None) -> Source:
@@ -24,29 +37,39 @@ def read(task: str, folder: str | None) -> Source:
         raise DataError(str(error)) from error
 
 
-def dataset(source: Source, split: str, size: int | None, dev_size: int | None) -> Dataset:
-    """The data of a task under a protocol, cut to `size` training rows and `dev_size` scored ones.
+def dataset(source: Source, wanted: Opening) -> Dataset:
+    """The data of a task under a protocol, cut to the sizes that are wanted.
 
-    `dev`: train and dev as published. `holdout`: a fifth of train becomes dev, the published dev becomes test; sizes
-    count both parts, as what-to-freeze counts them. `test`: as published, scored on test.
+    The dev part chooses rates and checkpoints, the test part is scored once. `holdout`: a fifth of train becomes dev
+    and the published dev becomes test; sizes count both, as what-to-freeze counts them. `dev` and `test`: as
+    published; without labelled test rows half of dev is held out for the test. Scored rows do not depend on the seed.
     """
-    if split == "holdout":
-        rows = len(source.published.train)
-        whole = source.dataset("holdout", size if size is not None and size < rows else None)
-        test = whole.more.get(IN_DOMAIN, whole.test)
+    if wanted.split == "holdout":
+        drawn = wanted.size if wanted.size is not None and wanted.size < len(source.published.train) else None
+        whole = source.dataset("holdout", drawn, wanted.seed)
+        dev, test = whole.dev, whole.more.get(wanted.test_part, whole.test)
     else:
-        whole = source.dataset()
-        whole = replace(whole, train=_cut(whole, whole.train, size))
-        test = None if split == "dev" else whole.test
-    more = {name: _cut(whole, part, dev_size) for name, part in whole.more.items() if name == OTHER_DEV}
-    scored = None if test is None else _cut(whole, test, dev_size)
-    return replace(whole, dev=_cut(whole, whole.dev, dev_size), test=scored, more=more)
+        whole = source.dataset(seed=wanted.seed)
+        whole = replace(whole, train=_cut(whole, whole.train, wanted.size, wanted.seed))
+        dev, test = whole.dev, whole.test
+    if test is None:
+        dev, test = _halves(whole, dev)
+    more = {name: _cut(whole, whole.more[name], wanted.dev_size) for name in wanted.more_parts if name in whole.more}
+    cut_dev, cut_test = (_cut(whole, part, wanted.dev_size) for part in (dev, test))
+    return replace(whole, dev=cut_dev, test=cut_test, more=more)
 
 
-def _cut(found: Dataset, part: Examples, size: int | None) -> Examples:
+def _halves(found: Dataset, part: Examples) -> tuple[Examples, Examples]:
+    """Two halves of the rows, each class in both."""
+    first = subset(part, found.kind, len(part) // 2, 0)
+    second = sorted(set(range(len(part))) - set(first))
+    return part.take(first), part.take(second)
+
+
+def _cut(found: Dataset, part: Examples, size: int | None, seed: int = 0) -> Examples:
     if size is None or size >= len(part):
         return part
-    return part.take(subset(part, found.kind, size, 0))
+    return part.take(subset(part, found.kind, size, seed))
 
 
 def fingerprint(found: Dataset) -> str:

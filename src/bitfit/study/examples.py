@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +14,6 @@ from ..errors import DataError
 
 Form = Literal["hits", "classes", "values", "ratio"]
 FORMS: tuple[Form, ...] = ("hits", "classes", "values", "ratio")
-HITS = ("accuracy", "exact_match")  # metrics that are a mean of hits
 
 
 @dataclass(frozen=True)
@@ -29,6 +27,11 @@ class Rows:
     form: Form
     columns: tuple[Any, Any]
 
+    @classmethod
+    def of(cls, form: str, first: Any, second: Any) -> Rows:
+        """Rows of a form that is given by its name."""
+        return cls(next(known for known in FORMS if known == form), (first, second))
+
     def __len__(self) -> int:
         return len(self.columns[0])
 
@@ -40,7 +43,7 @@ class Rows:
         if self.form == "hits":
             data = np.packbits(first.astype(bool)).tobytes()
         elif self.form == "classes":
-            data = np.stack([first, second]).astype(np.uint8).tobytes()
+            data = np.stack([first, second]).astype(np.min_scalar_type(int(max(first.max(), second.max())))).tobytes()
         else:
             data = np.stack([first, second]).astype(np.float16).tobytes()
         return f"{self.form} {len(first)} {base64.b85encode(zlib.compress(data, 9)).decode()}"
@@ -57,21 +60,9 @@ class Rows:
             if known == "hits":
                 hits = np.unpackbits(np.frombuffer(data, np.uint8), count=rows).astype(np.float32)
                 return cls(known, (hits, np.zeros(rows, np.float32)))
-            kind = np.uint8 if known == "classes" else np.float16
+            kind = np.dtype(f"u{len(data) // (2 * rows)}") if known == "classes" else np.dtype(np.float16)
             table = np.frombuffer(data, kind).reshape(2, rows)
-        except (ValueError, StopIteration, zlib.error) as error:
+        except (ValueError, TypeError, StopIteration, ZeroDivisionError, zlib.error) as error:
             raise DataError("the stored results of the test rows cannot be read; remove the trial's file") from error
         wider = np.int64 if known == "classes" else np.float64
         return cls(known, (table[0].astype(wider), table[1].astype(wider)))
-
-
-def of_texts(metric: str, golds: Sequence[Any], predictions: Sequence[Any], numbers: bool) -> Rows:
-    """Rows of a task with one class, or one number, for each text."""
-    import numpy as np
-
-    if numbers:
-        return Rows("values", (np.asarray(golds, np.float64), np.asarray(predictions, np.float64)))
-    true, predicted = np.asarray(golds, np.int64), np.asarray(predictions, np.int64)
-    if metric in HITS or max(true.max(), predicted.max()) > 255:
-        return Rows("hits", (true == predicted, np.zeros(len(true))))
-    return Rows("classes", (true, predicted))

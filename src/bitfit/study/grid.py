@@ -8,6 +8,7 @@ from typing import Any
 
 from .spec import Method, Protocol, Study
 
+WIDENINGS = 2  # rounds in which a cell whose best rate is at an edge tries a further one
 Suits = Callable[[Method], tuple[float, ...]]  # the rates that suit a method on the base at hand
 
 
@@ -110,6 +111,33 @@ def search(study: Study, settings: Settings, base: str, suits: Suits) -> list[Po
             whole = (settings.search or study.protocol.search) == "all" or len(grid) == 1
             seeds = range(rounds(study, settings, task) if whole else 1)
             points += [Point(method.name, task, size, lr, batch, seed) for lr, batch in grid for seed in seeds]
+    return points
+
+
+def widen(study: Study, settings: Settings, base: str, scores: Mapping[Point, float | None]) -> list[Point]:
+    """For each cell whose best rate is the smallest or largest it tried, one rate further out.
+
+    Rates that a user names, the paper's rates on the paper's base and rates that the study fixes are not widened.
+    """
+    if not (settings.lr == "auto" or (settings.lr is None and base not in study.protocol.bases)):
+        return []
+    points = []
+    for of_cell in by_cell(scores).values():
+        method = study.method(of_cell[0].method)
+        best = choose({point: scores[point] for point in of_cell})
+        tried = sorted({point.lr for point in of_cell})
+        if best is None or len(tried) < 2 or method.fixed:
+            continue
+        if best[0] == tried[-1]:
+            further = tried[-1] * tried[-1] / tried[-2]
+        elif best[0] == tried[0]:
+            further = tried[0] * tried[0] / tried[1]
+        else:
+            continue
+        rate = float(f"{further:.2g}")
+        seeds = sorted({point.seed for point in of_cell if point.lr == best[0]})
+        name, task, size = of_cell[0].cell
+        points += [Point(name, task, size, rate, best[1], seed) for seed in seeds]
     return points
 
 

@@ -24,25 +24,14 @@ from ..training.plan import Trial
 from ..training.resolved import resolve_trials
 from ..training.run import Outcome, run_pass
 from . import data as study_data
+from .data import Opening
+from .examples import Rows
 from .grid import Point
 from .store import Result, peak_memory, reset_peak
 
 LOSS_POINTS = 120  # points of the training loss that a result keeps
 Progress = Callable[[float], None]
 """Is told the work done of the pass under way."""
-
-
-@dataclass(frozen=True)
-class Opening:
-    """What it takes to open the data of a task on a base: plain values, so that another process can do the same."""
-
-    base: str | None
-    task: str
-    data: str | None
-    split: str
-    size: int | None
-    dev_size: int | None
-    max_length: int
 
 
 @dataclass(frozen=True)
@@ -99,7 +88,7 @@ class Workspace:
         if key not in self._sources:
             self._sources[key] = study_data.read(opening.task, opening.data)
         source = self._sources[key]
-        dataset = study_data.dataset(source, opening.split, opening.size, opening.dev_size)
+        dataset = study_data.dataset(source, opening)
         length = min(opening.max_length, self.base.max_length)
         job = open_job(dataset, self.base, lambda _: None, named=source.follows, max_length=length)
         return Opened(job, study_data.fingerprint(dataset))
@@ -130,8 +119,17 @@ def perform(work: Pass, watch: Watch) -> list[Result]:
         facts = _facts(job, cost)
         results = []
         for outcome, key in zip(outcomes, work.keys, strict=True):
-            results.append(record(outcome, key, job.base.name, work.opening.task, len(job.train), facts))
+            examples = {"examples": _examples(job, outcome)}
+            results.append(record(outcome, key, job.base.name, work.opening.task, len(job.train), facts | examples))
     return results
+
+
+def _examples(job: Job, outcome: Outcome) -> dict[str, str]:
+    """The result of each test row, encoded."""
+    if job.dataset.test is None or "test" not in outcome.predictions:
+        return {}
+    form, first, second = job.task.by_row(outcome.predictions["test"], job.dataset.test)
+    return {"test": Rows.of(form, first, second).encode()}
 
 
 def _facts(job: Job, cost: dict[str, float]) -> dict[str, Any]:

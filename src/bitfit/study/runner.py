@@ -19,8 +19,9 @@ from ..training.job import Job
 from ..training.plan import Trial, default_rates
 from ..training.resolved import Resolved, passes, resolve_trials
 from . import forecast, grid
+from .data import Opening
 from .grid import Point, Settings
-from .passes import Engine, Opening, Pass, versions, workspace
+from .passes import Engine, Pass, versions, workspace
 from .spec import Method, Study
 from .store import Result, Results, key_of, standings
 
@@ -59,10 +60,16 @@ class Campaign:
         """The points of the first stage."""
         return grid.search(self.study, self.settings, self.base or self.name, self._default_rates)
 
-    def repeat(self, first: Sequence[Point]) -> list[Point]:
-        """The points of the second stage, once the first is done."""
-        found = {point: self.results.read(self.keys[point]) for point in first if point in self.keys}
-        return grid.repeat(self.study, self.settings, standings(found))
+    def widen(self, done: Sequence[Point]) -> list[Point]:
+        """Further rates for cells whose best one is the smallest or largest that was tried."""
+        return grid.widen(self.study, self.settings, self.base or self.name, self._standings(done))
+
+    def repeat(self, done: Sequence[Point]) -> list[Point]:
+        """The other seeds of each cell, once its rate is chosen."""
+        return grid.repeat(self.study, self.settings, self._standings(done))
+
+    def _standings(self, done: Sequence[Point]) -> dict[Point, float | None]:
+        return standings({point: self.results.read(self.keys[point]) for point in done if point in self.keys})
 
     def _default_rates(self, method: Method) -> tuple[float, ...]:
         base = self.workspace.base
@@ -75,23 +82,36 @@ class Campaign:
 
     def plan(self, points: Sequence[Point]) -> list[Pass]:
         """The passes that are missing, task by task, and the keys of all points."""
-        by_place: dict[tuple[str, int | None], list[Point]] = {}
+        by_data: dict[Opening, list[Point]] = {}
         for point in points:
-            by_place.setdefault((point.task, point.size), []).append(point)
+            by_data.setdefault(self._opening(point), []).append(point)
         found: list[Pass] = []
-        for (task, size), of_place in by_place.items():
+        for opening, of_data in by_data.items():
             try:
-                found += self._passes(self._opening(task, size), of_place)
+                found += self._passes(opening, of_data)
             except DataError as error:
-                self.skipped[task] = str(error)
+                self.skipped[opening.task] = str(error)
         if not self.keys:
             raise DataError("; ".join(self.skipped.values()) or f"{self.study.name}: nothing to run")
         return found
 
-    def _opening(self, task: str, size: int | None) -> Opening:
+    def _opening(self, point: Point) -> Opening:
+        """The data of a point. Rows that are drawn are drawn anew for every seed."""
         protocol, settings = self.study.protocol, self.settings
-        length = settings.max_length or protocol.max_length
-        return Opening(self.base, task, self.data, protocol.split, size, settings.dev_size, length)
+        drawn = protocol.split == "holdout" or point.size is not None
+        views = [view.part for view in self.study.views.values() if view.of == point.task]
+        return Opening(
+            base=self.base,
+            task=point.task,
+            data=self.data,
+            split=protocol.split,
+            size=point.size,
+            dev_size=settings.dev_size,
+            max_length=settings.max_length or protocol.max_length,
+            seed=point.seed if drawn else 0,
+            test_part=protocol.test_part.get(point.task, ""),
+            more_parts=tuple(views),
+        )
 
     def _passes(self, opening: Opening, points: list[Point]) -> Iterator[Pass]:
         opened = self.workspace.open(opening)
@@ -162,7 +182,10 @@ class Campaign:
             "command": list(command),
             "methods": [method.name for method in ran],
             "frames": {task: {**frame, "data": data} for task, data in self.digests.items()},
-            "differences": grid.differences(self.study, self.settings, self.base or self.name, self.name),
+            "differences": [
+                *grid.differences(self.study, self.settings, self.base or self.name, self.name),
+                *self._base_differences(),
+            ],
         }
         return {
             **about(self.study, base, ran),
@@ -171,6 +194,18 @@ class Campaign:
             "threads": self.threads or torch.get_num_threads(),
             "points": [{**asdict(point), "key": key} for point, key in self.keys.items()],
         }
+
+    def _base_differences(self) -> list[str]:
+        """How the base differs in kind from the paper's, where it is another one."""
+        base = self.workspace.base
+        if {self.base, self.name} & set(self.study.protocol.bases):
+            return []
+        told = []
+        if resolve_pool(base, "auto") == "mean":
+            told.append("The head sees the mean of all tokens; the paper's sees the first token.")
+        if getattr(base.tokenizer, "do_lower_case", False) and self.study.protocol.cased != "no":
+            told.append("The tokenizer is uncased.")
+        return told
 
 
 def about(study: Study, base: Base, methods: Sequence[Method]) -> dict[str, Any]:
@@ -202,14 +237,28 @@ def run(campaign: Campaign, engine: Engine, command: Sequence[str], say: Say, me
     with results.locked(campaign.study.name):
         results.replay()
         first = campaign.search()
-        for stage in (1, 2):
-            works = campaign.plan(first if stage == 1 else campaign.repeat(first))
+        for stage in _stages(campaign, first):
+            works = campaign.plan(stage)
             results.write_manifest(campaign.describe(command))
             try:
                 trained += _stage(results, works, engine, say, meter)
             except Interrupted:
                 raise Interrupted("stopped; the same command goes on from the last checkpoint") from None
     return trained
+
+
+def _stages(campaign: Campaign, points: list[Point]) -> Iterator[list[Point]]:
+    """The search, at most two rounds of wider rates for cells whose best is at an edge, then the other seeds.
+
+    Each stage needs the results of those before it.
+    """
+    yield points
+    for _ in range(grid.WIDENINGS):
+        wider = campaign.widen(points)
+        if wider:
+            points = [*points, *wider]
+            yield wider
+    yield campaign.repeat(points)
 
 
 def _stage(results: Results, works: Sequence[Pass], engine: Engine, say: Say, meter: Meter) -> int:

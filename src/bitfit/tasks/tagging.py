@@ -107,6 +107,10 @@ class Tagging(Task):
         """A sentence as words."""
         return '[["some", "words"]], is_split_into_words=True, padding=True, truncation=True'
 
+    def row_weight(self, label: Any) -> float:
+        """The tagged words of a sentence."""
+        return float(sum(tag >= 0 for tag in label))
+
     def baseline(self, train: Examples, dev: Examples) -> float:
         """Each word's most frequent tag in training; the most frequent of all for a word that is new."""
         counts: defaultdict[str, Counter[int]] = defaultdict(Counter)

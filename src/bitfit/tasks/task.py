@@ -178,6 +178,23 @@ class Task(ABC):
     def scores(self, predictions: Any, examples: Examples) -> dict[str, Score]:
         """Every metric of the task with its interval."""
 
+    def by_row(self, predictions: Any, examples: Examples) -> tuple[str, Any, Any]:
+        """What the main metric needs of each row, for resampling: a form and two columns.
+
+        hits: whether a row is right. classes, values: the true and the predicted one. ratio, as here: what a row adds
+        above and below the fraction line.
+        """
+        weights = [self.row_weight(label) for label in examples.labels]
+        above = []
+        for row, weight in enumerate(weights):
+            score = self.score(predictions[row : row + 1], examples.take([row])) if weight else 0.0
+            above.append(score * weight)
+        return "ratio", above, weights
+
+    def row_weight(self, label: Any) -> float:
+        """How much a row with this label counts in the main metric."""
+        return 1.0
+
     @abstractmethod
     def baseline(self, train: Examples, dev: Examples) -> float:
         """The main metric of the simplest way to answer without a model."""

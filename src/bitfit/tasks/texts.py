@@ -100,6 +100,17 @@ class Classification(Task):
         names = self.metric_names(self.labels)
         return evaluate(names, predictions, examples.labels, len(self.labels), positive=self.positive_class)
 
+    def by_row(self, predictions: Any, examples: Examples) -> tuple[str, Any, Any]:
+        """Hits, or the true and predicted classes; of two classes the positive one is 1."""
+        guesses = np.asarray(predictions)
+        guesses = guesses.argmax(-1) if guesses.ndim > 1 else guesses
+        golds = np.asarray(examples.labels, np.int64)
+        if self.metric == "accuracy":
+            return "hits", golds == guesses, np.zeros(len(golds))
+        if len(self.labels) == 2 and self.positive_class == 0:
+            return "classes", 1 - golds, 1 - guesses
+        return "classes", golds, guesses
+
     def baseline(self, train: Examples, dev: Examples) -> float:
         """Always the most frequent class; of equals the first."""
         counts = Counter(train.labels)
@@ -179,6 +190,10 @@ class Regression(Task):
         """Every metric with its interval; a warning if the main one is undefined."""
         self.score(predictions, examples)
         return evaluate(self.metric_names(()), predictions, examples.labels)
+
+    def by_row(self, predictions: Any, examples: Examples) -> tuple[str, Any, Any]:
+        """The true and the predicted numbers."""
+        return "values", np.asarray(examples.labels, np.float64), np.asarray(predictions, np.float64)
 
     def baseline(self, train: Examples, dev: Examples) -> float:
         """Always the mean of the training labels; a constant has no correlation, so 0."""

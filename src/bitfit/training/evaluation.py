@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,10 +50,18 @@ def batches(rows: Rows, tokens: int) -> list[Array]:
     return found
 
 
-def score_lanes(job: Job, bank: Bank, lanes: Sequence[int], part: Part) -> dict[int, dict[str, Score]]:
-    """Every metric of each lane on a part of the data."""
-    scores = {}
+@dataclass(frozen=True)
+class Scored:
+    """What a lane predicts on a part of the data, and every metric of it."""
+
+    predictions: Any
+    scores: dict[str, Score]
+
+
+def score_lanes(job: Job, bank: Bank, lanes: Sequence[int], part: Part) -> dict[int, Scored]:
+    """The predictions and every metric of each lane on a part of the data."""
+    scored = {}
     for k, logits in outputs(job, bank, lanes, part.rows).items():
         predictions = job.task.predictions(logits, part.encoded, part.examples)
-        scores[k] = job.task.scores(predictions, part.examples)
-    return scores
+        scored[k] = Scored(predictions, job.task.scores(predictions, part.examples))
+    return scored

@@ -7,7 +7,7 @@ import html
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -50,6 +50,7 @@ class Outcome:
     scores: Scores  # of "dev"; "train" if the gap was asked for; "test" of the best trial
     history: list[dict[str, Any]]
     delta: Delta | None
+    predictions: Mapping[str, Any] = field(default_factory=dict)  # of the parts that were scored beside dev
 
     @property
     def dev(self) -> float | None:
@@ -287,10 +288,15 @@ def finish(job: Job, model: Model, runners: list[Runner], scored: Mapping[str, P
     with torch.no_grad():
         for runner in done:
             runner.flat.copy_(runner.best_values)
+    predictions: dict[int, dict[str, Any]] = {runner.k: {} for runner in runners}
     for name, part in scored.items() if done else ():
         for k, found in score_lanes(job, done[0].bank, list(scores), part).items():
-            scores[k][name] = found
-    return [_outcome(job, model, runner, scores.get(runner.k, {})) for runner in runners]
+            scores[k][name] = found.scores
+            predictions[k][name] = found.predictions
+    outcomes = [_outcome(job, model, runner, scores.get(runner.k, {})) for runner in runners]
+    return [
+        replace(outcome, predictions=predictions[runner.k]) for outcome, runner in zip(outcomes, runners, strict=True)
+    ]
 
 
 def _dev_scores(job: Job, runner: Runner) -> dict[str, Score]:
@@ -361,7 +367,7 @@ def tested(job: Job, best: Outcome) -> Outcome:
     bank = Bank(model, [lane_of_delta(model, best.delta)])
     scores = dict(best.scores)
     for name, part in job.tests.items():
-        scores[name] = score_lanes(job, bank, [0], part)[0]
+        scores[name] = score_lanes(job, bank, [0], part)[0].scores
     delta = replace(best.delta, meta=replace(best.delta.meta, metrics=scores))
     return replace(best, scores=scores, delta=delta)
 
