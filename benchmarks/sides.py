@@ -24,7 +24,7 @@ from bitfit.bank.bank import Bank
 from bitfit.bank.lanes import lane_to_train
 from bitfit.cli import demo
 from bitfit.data import loading
-from bitfit.data.examples import Columns
+from bitfit.data.examples import Columns, Examples
 from bitfit.delta.meta import Meta, Score
 from bitfit.model.language import select
 from bitfit.model.rows import Rows
@@ -169,6 +169,69 @@ class Stock:
         self.loss(i).backward()
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
+
+
+class PlainRun:
+    """A whole run of plain transformers: tokenize, train bias-only with warm-up and clipping, evaluate in between.
+
+    The model is made outside of what is timed, as the base is on our side.
+    """
+
+    rate, batch, warm_up, evaluated = 1e-3, 8, 0.06, 32
+
+    def __init__(self, base: Base, train: Examples, dev: Examples, epochs: int, evaluations: int):
+        self.base, self.train, self.dev, self.epochs, self.evaluations = base, train, dev, epochs, evaluations
+        self.stock: Stock | None = None
+
+    def prepare(self) -> None:
+        self.stock = Stock(self.base, "sst2", self.batch)
+
+    def __call__(self, _: int) -> None:
+        assert self.stock is not None
+        model, optimiser = self.stock.model, self.stock.optimiser
+        train, dev = self.encoded(self.train), self.encoded(self.dev)
+        steps = -(-len(train) // self.batch)
+        total, warm = steps * self.epochs, max(1, int(self.warm_up * steps * self.epochs))
+        due = {round(steps * part / self.evaluations) for part in range(1, self.epochs * self.evaluations + 1)}
+        best, kept = -1.0, []
+        for step in range(1, total + 1):
+            epoch, place = divmod(step - 1, steps)
+            if place == 0:
+                order = np.random.default_rng(epoch).permutation(len(train))
+            chosen = [train[i] for i in order[place * self.batch : (place + 1) * self.batch]]
+            model(**self.padded(chosen)).loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.stock.trained, 1.0)
+            optimiser.param_groups[0]["lr"] = self.rate * min(step / warm, (total - step + 1) / (total - warm + 1))
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+            if step in due:
+                score = self.score(model, dev)
+                if score > best:
+                    best, kept = score, [p.detach().clone() for p in self.stock.trained]
+        assert kept
+
+    def encoded(self, examples: Examples) -> list[tuple[list[int], int]]:
+        found = self.base.tokenizer(list(examples.texts), truncation=True, max_length=128)["input_ids"]
+        return list(zip(found, examples.labels, strict=True))
+
+    def padded(self, chosen: list[tuple[list[int], int]]) -> dict[str, torch.Tensor]:
+        width = max(len(ids) for ids, _ in chosen)
+        pad = self.base.tokenizer.pad_token_id
+        return {
+            "input_ids": torch.tensor([ids + [pad] * (width - len(ids)) for ids, _ in chosen]),
+            "attention_mask": torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in chosen]),
+            "labels": torch.tensor([label for _, label in chosen]),
+        }
+
+    def score(self, model: Any, dev: list[tuple[list[int], int]]) -> float:
+        model.eval()
+        right = 0
+        with torch.inference_mode():
+            for start in range(0, len(dev), self.evaluated):
+                batch = self.padded(dev[start : start + self.evaluated])
+                right += int((model(**batch).logits.argmax(-1) == batch["labels"]).sum())
+        model.train()
+        return right / len(dev)
 
 
 class DenseMask(Ours):

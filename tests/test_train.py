@@ -182,7 +182,7 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(base, csv_file, tmp
         train(csv_file, base, out=out, checkpoint_seconds=0.0, watch=StopAt(9), **QUICK)
     newest = sorted(run_folder(out).glob("*.checkpoint"))[-1]
     newest.write_bytes(newest.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match="going back to the checkpoint before"):
+    with pytest.warns(UserWarning, match="using the checkpoint before"):
         train(csv_file, base, out=out, resume=True, **QUICK)
     assert out.read_bytes() == whole
 

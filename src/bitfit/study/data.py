@@ -1,4 +1,4 @@
-"""A study's task name -> its data: the one place that knows how a study's split and sizes become a data set."""
+"""The data of a study's tasks: how a split and sizes become a data set."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def fingerprint(found: Dataset) -> str:
     parts: dict[str, Any] = {"train": found.train, "dev": found.dev, "test": found.test, **found.more}
     for name, part in parts.items():
         state.update(f"{name} {0 if part is None else len(part)}\n".encode())
-        if part is not None:
-            for row in zip(part.texts, part.pairs or part.texts, part.labels, strict=True):
-                state.update(repr(row).encode())
+        if part is None:
+            continue
+        for row in zip(part.texts, part.pairs or part.texts, part.labels, strict=True):
+            state.update(repr(row).encode())
     return state.hexdigest()

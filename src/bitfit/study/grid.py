@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import product
 from typing import Any
 
 from .spec import Method, Protocol, Study
 
 WIDENINGS = 2  # rounds in which a cell whose best rate is at an edge tries a further one
-Suits = Callable[[Method], tuple[float, ...]]  # the rates that suit a method on the base at hand
+DefaultRates = Callable[[Method], tuple[float, ...]]
+"""The default rates of a method on the base at hand."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user changed of a study; None keeps the paper's."""
+    """What a user changed of a study; None keeps the value of the paper."""
 
     tasks: tuple[str, ...] | None = None
     methods: tuple[str, ...] | None = None
@@ -23,13 +25,13 @@ class Settings:
     train_size: int | None = None
     dev_size: int | None = None
     max_length: int | None = None
-    lr: tuple[float, ...] | str | None = None  # "paper", "auto" (what suits the base), or rates
+    lr: tuple[float, ...] | str | None = None  # "paper", "auto" (the defaults for the base and selection), or rates
     batch: tuple[int, ...] | None = None
     evals_per_epoch: int | None = None
     search: str | None = None
 
     def frame(self, protocol: Protocol) -> dict[str, Any]:
-        """What decides how each cell is trained, as opposed to which cells there are."""
+        """The settings that decide how each cell is trained, as opposed to which cells there are."""
         return {
             "epochs": self.epochs or protocol.epochs,
             "evals_per_epoch": self.evals_per_epoch or protocol.evals_per_epoch,
@@ -44,7 +46,8 @@ class Settings:
         for entry in fields(self):
             value = getattr(self, entry.name)
             if entry.name == "methods":
-                shown += [word for name in value or () for word in ("--method", name)]
+                for name in value or ():
+                    shown += ["--method", name]
             elif value is not None:
                 text = ",".join(map(_plain, value)) if isinstance(value, tuple) else _plain(value)
                 shown += [f"--{entry.name.replace('_', '-')}", text]
@@ -53,7 +56,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Point:
-    """One trial of a study: where it stands in the grid."""
+    """The coordinates of one trial in a study's grid."""
 
     method: str
     task: str
@@ -64,20 +67,25 @@ class Point:
 
     @property
     def cell(self) -> tuple[str, str, int | None]:
-        """What the points of one number in a table share."""
+        """Method, task and size: the points of a cell make one number of a table."""
         return self.method, self.task, self.size
 
 
 def methods(study: Study, settings: Settings) -> tuple[Method, ...]:
-    """The methods that are to be run."""
+    """The methods to run."""
     wanted = settings.methods
-    return study.methods if wanted is None else tuple(m for m in study.methods if m.name in wanted)
+    if wanted is None:
+        return study.methods
+    return tuple(method for method in study.methods if method.name in wanted)
 
 
 def places(study: Study, settings: Settings) -> list[tuple[str, int | None]]:
     """Tasks and training sizes, in the order they are run; a view is scored by the trials of another task."""
-    tasks = [task for task in settings.tasks or study.tasks if task not in study.views]
-    return [(task, size) for task in tasks for size in _sizes(study, settings, task)]
+    found = []
+    for task in settings.tasks or study.tasks:
+        if task not in study.views:
+            found += [(task, size) for size in _sizes(study, settings, task)]
+    return found
 
 
 def _sizes(study: Study, settings: Settings, task: str) -> list[int | None]:
@@ -89,28 +97,33 @@ def _sizes(study: Study, settings: Settings, task: str) -> list[int | None]:
     return list(dict.fromkeys(kept))
 
 
-def rates(study: Study, settings: Settings, method: Method, task: str, base: str, suits: Suits) -> tuple[float, ...]:
-    """The rates of a method: the paper's on the paper's bases, else those that suit the selection and the base."""
+def rates(
+    study: Study, settings: Settings, method: Method, task: str, base: str, defaults: DefaultRates
+) -> tuple[float, ...]:
+    """The rates of a method: the paper's on the paper's bases, else the defaults for the selection and the base."""
     if isinstance(settings.lr, tuple):
         return settings.lr
-    published = method.rates_by_task.get(task, method.rates)
-    other = settings.lr == "auto" or (settings.lr is None and base not in study.protocol.bases)
-    return suits(method) if other and not method.fixed else published
+    if not method.fixed and _takes_default_rates(study, settings, base):
+        return defaults(method)
+    return method.rates_by_task.get(task, method.rates)
 
 
-def search(study: Study, settings: Settings, base: str, suits: Suits) -> list[Point]:
+def _takes_default_rates(study: Study, settings: Settings, base: str) -> bool:
+    return settings.lr == "auto" or (settings.lr is None and base not in study.protocol.bases)
+
+
+def search(study: Study, settings: Settings, base: str, defaults: DefaultRates) -> list[Point]:
     """The first stage: every rate and batch size, on the first seed or on all of them."""
+    all_seeds = (settings.search or study.protocol.search) == "all"
     points = []
     for task, size in places(study, settings):
         for method in methods(study, settings):
-            grid = [
-                (lr, batch)
-                for batch in settings.batch or study.protocol.batch
-                for lr in rates(study, settings, method, task, base, suits)
-            ]
-            whole = (settings.search or study.protocol.search) == "all" or len(grid) == 1
-            seeds = range(rounds(study, settings, task) if whole else 1)
-            points += [Point(method.name, task, size, lr, batch, seed) for lr, batch in grid for seed in seeds]
+            tried = rates(study, settings, method, task, base, defaults)
+            batches = settings.batch or study.protocol.batch
+            only_one = len(tried) * len(batches) == 1
+            seeds = rounds(study, settings, task) if all_seeds or only_one else 1
+            for batch, lr, seed in product(batches, tried, range(seeds)):
+                points.append(Point(method.name, task, size, lr, batch, seed))
     return points
 
 
@@ -170,23 +183,25 @@ def by_cell(points: Iterable[Point]) -> dict[tuple[str, str, int | None], list[P
 
 def choose(scores: Mapping[Point, float | None]) -> tuple[float, int] | None:
     """The rate and batch size of a cell with the best mean score over the seeds that all of them have."""
-    known = {point: score for point, score in scores.items() if score is not None}
-    pairs = dict.fromkeys((point.lr, point.batch) for point in known)
-    if not pairs:
+    by_pair: dict[tuple[float, int], dict[int, float]] = {}  # rate and batch size -> seed -> score
+    for point, score in scores.items():
+        if score is not None:
+            by_pair.setdefault((point.lr, point.batch), {})[point.seed] = score
+    if not by_pair:
         return None
-    own = {pair: {p.seed: s for p, s in known.items() if (p.lr, p.batch) == pair} for pair in pairs}
-    shared = set.intersection(*(set(seeds) for seeds in own.values()))
+    shared = set.intersection(*(set(by_seed) for by_seed in by_pair.values()))
 
     def mean(pair: tuple[float, int]) -> float:
-        values = [score for seed, score in own[pair].items() if seed in shared or not shared]
+        values = [score for seed, score in by_pair[pair].items() if seed in shared or not shared]
         return sum(values) / len(values)
 
-    return max(pairs, key=mean)
+    return max(by_pair, key=mean)
 
 
 def differences(study: Study, settings: Settings, base: str, name: str) -> list[str]:
     """What a run on `base`, shown as `name`, changes of the paper's protocol, one sentence each."""
-    protocol, changed = study.protocol, []
+    protocol = study.protocol
+    changed = []
     if base not in protocol.bases:
         changed.append(f"The base is {name}, the paper's {protocol.model}.")
     pairs: Sequence[tuple[str, Any, Any]] = (
@@ -204,11 +219,11 @@ def differences(study: Study, settings: Settings, base: str, name: str) -> list[
         changed.append(f"At most {settings.train_size:,} training rows.")
     if settings.dev_size is not None:
         changed.append(f"At most {settings.dev_size:,} rows of the dev and test parts are scored.")
-    free = any(not method.fixed for method in methods(study, settings))
+    any_free = any(not method.fixed for method in methods(study, settings))
     if isinstance(settings.lr, tuple):
         changed.append(f"Rates: {_several(settings.lr)}.")
-    elif free and (settings.lr == "auto" or (settings.lr is None and base not in protocol.bases)):
-        changed.append("Rates suit the base and the selection instead of being the paper's.")
+    elif any_free and _takes_default_rates(study, settings, base):
+        changed.append("Rates are the defaults for the base and the selection, not the paper's.")
     return changed
 
 

@@ -1,4 +1,4 @@
-"""The Ray engine: each pass is one Ray task, retried when its worker dies, the same results as in one process."""
+"""The Ray engine: each pass is a Ray task, retried if its worker dies. The results are those of the local engine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .passes import Engine, Pass, Progress, perform, workspace
 from .store import Result
 
 RETRIES = 5
-# Read when ray is imported: without clusters Ray listens on the loopback address only, on any system. (An address of
-# 127.0.0.1 given to ray.init is replaced by one that other machines reach.)
 LOOPBACK = "127.0.0.1"
+# Ray reads this variable when it is imported. With "0" it listens on the loopback address only, on any system. (An
+# address of 127.0.0.1 given to ray.init is replaced by one that other machines can reach.)
 CLUSTER = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def ray_engine(address: str | None = None, workers: int | None = None) -> Engine:
-    """An engine on a Ray cluster, or on a Ray of its own on this machine: loopback, no dashboard."""
+    """An engine on the Ray cluster at `address`; without one, on a local Ray (loopback only, no dashboard)."""
     if address is None:
         os.environ.setdefault(CLUSTER, "0")
     try:
@@ -29,11 +29,11 @@ def ray_engine(address: str | None = None, workers: int | None = None) -> Engine
         _connect(ray, address, workers)
     if address is None and ray.util.get_node_ip_address() != LOOPBACK:
         raise UsageError(
-            "Ray was imported before and listens beyond this machine; start the study in a process of its own"
+            "Ray was imported before bitfit and accepts connections from other machines; run the study in a new process"
         )
 
     def engine(works: Sequence[Pass], progress: Progress) -> Iterator[tuple[Pass, list[Result]]]:
-        # A task that loses its worker is run again by Ray, and then goes on from the pass's last checkpoint.
+        # Ray runs a task again that loses its worker; it resumes from the last checkpoint of the pass.
         task = ray.remote(num_cpus=1, max_retries=RETRIES, max_calls=0)(_perform)
         waiting = {task.remote(work): work for work in works}
         while waiting:
@@ -56,7 +56,9 @@ def _answer(ray: Any, ready: Any) -> list[Result]:
     except ray.exceptions.RayTaskError as error:
         raise error.cause if isinstance(getattr(error, "cause", None), Exception) else error from None
     except ray.exceptions.WorkerCrashedError as error:
-        raise UsageError(f"a pass lost its worker {RETRIES + 1} times; is there memory enough? (--lanes)") from error
+        raise UsageError(
+            f"the worker of a pass died {RETRIES + 1} times; if memory is short, use fewer --lanes"
+        ) from error
 
 
 def _connect(ray: Any, address: str | None, workers: int | None) -> None:

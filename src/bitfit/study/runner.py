@@ -243,7 +243,7 @@ def run(campaign: Campaign, engine: Engine, command: Sequence[str], say: Say, me
             try:
                 trained += _stage(results, works, engine, say, meter)
             except Interrupted:
-                raise Interrupted("stopped; the same command goes on from the last checkpoint") from None
+                raise Interrupted("stopped; the same command continues from the last checkpoint") from None
     return trained
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: verified files, written all or nothing, the last two of each pass kept."""
+"""Checkpoints of a run: verified files, written all or nothing. The last two of each pass are kept."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..delta import safefile
 from ..errors import DeltaError, UsageError, WriteError
 
 KEPT = 2
-SECONDS = 10.0
-SHARE = 20  # a checkpoint may cost at most about 1/20 of the time between two
+SECONDS = 10.0  # between two checkpoints at least
+SHARE = 20  # writing may take at most about 1/20 of the time between two checkpoints
 
 
 class Store:
-    """Where one run keeps its checkpoints; without a folder it keeps none."""
+    """The checkpoints of one run; without a folder there are none."""
 
     def __init__(self, folder: Path | None, key: str, seconds: float = SECONDS) -> None:
         self.folder = folder
@@ -30,13 +30,13 @@ class Store:
         self._last = time.monotonic()
 
     def due(self) -> bool:
-        """Whether enough time has passed since the last checkpoint."""
+        """Whether it is time for the next checkpoint."""
         return self.folder is not None and time.monotonic() - self._last >= self._wait
 
     def save(self, part: int, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
-        """Write the state of pass `part` after `step`, then drop what is older than the one before.
+        """Write the state of pass `part` after `step` and remove all but its last two checkpoints.
 
-        A disk that is full costs the checkpoint, not the run: there is a warning and the training goes on.
+        If the disk is full there is a warning and the training goes on without this checkpoint.
         """
         if self.folder is None:
             return
@@ -51,25 +51,26 @@ class Store:
         self._wait = max(self._seconds, SHARE * (self._last - began))
 
     def load(self, part: int) -> tuple[int, Tensors, dict[str, Any]] | None:
-        """The newest usable state of a pass as (step, tensors, facts); a damaged one gives way to the one before."""
+        """Step, tensors and facts of the newest usable checkpoint of a pass; a damaged one is removed."""
         for path in reversed(self._files(part)):
             try:
                 tensors, facts = safefile.read(path, finite=False)
             except DeltaError as error:
-                path.unlink(missing_ok=True)  # or it would count as one of the two that are kept
-                left = "going back to the checkpoint before it" if self._files(part) else "starting this pass anew"
-                warnings.warn(f"{error}; {left}", UserWarning, stacklevel=2)
+                path.unlink(missing_ok=True)  # else it would count as one of the two that are kept
+                next_ = "using the checkpoint before it" if self._files(part) else "starting this pass again"
+                warnings.warn(f"{error}; {next_}", UserWarning, stacklevel=2)
                 continue
             if facts.get("key") != self.key:
                 raise UsageError(
                     f"{self.folder} holds checkpoints of another run (other data, base or options); "
-                    "use the same command, another --out, or leave --resume away to start anew"
+                    "use the same command, another --out, or run without --resume to start again"
                 )
-            return int(path.stem.split("-")[1]), {name: np.array(array) for name, array in tensors.items()}, facts
+            step = int(path.stem.split("-")[1])
+            return step, {name: np.array(array) for name, array in tensors.items()}, facts
         return None
 
     def clear(self) -> int:
-        """Remove all checkpoints, and what a killed write left behind; how many there were."""
+        """Remove all checkpoints and the temporary files of a killed write; returns how many checkpoints there were."""
         if self.folder is None or not self.folder.is_dir():
             return 0
         checkpoints = list(self.folder.glob("pass*.checkpoint"))

@@ -1,4 +1,4 @@
-"""Stopping in order: Ctrl-C and SIGTERM ask, the loop answers at the next safe point."""
+"""An orderly stop: Ctrl-C and SIGTERM request it, the loop stops at the next safe point."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ T = TypeVar("T")
 
 
 class Stop:
-    """Whether somebody asked to stop; a second request no longer waits."""
+    """Whether a stop was requested; a second request stops at once."""
 
     def __init__(self) -> None:
         self.requested = False
 
     def check(self) -> None:
-        """Raise Interrupted if a stop was asked for."""
+        """Raise Interrupted if a stop was requested."""
         if self.requested:
-            raise Interrupted("stopped; the same command with --resume goes on from the last checkpoint")
+            raise Interrupted("stopped; the same command with --resume continues from the last checkpoint")
 
     def checked(self, items: Iterable[T]) -> Iterator[T]:
         """The items one by one, with a check before each."""
@@ -38,7 +38,7 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take the signals while inside; only the main thread can."""
+        """Handle the signals while inside. Only the main thread can; in others nothing changes."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
