@@ -7,7 +7,6 @@ import importlib.util
 import random
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,6 +23,7 @@ from ..study.grid import Point
 from ..study.passes import record
 from ..study.runner import about
 from ..study.spec import Method, Protocol, Study
+from ..study.store import Result
 from ..tasks import Task
 from ..tasks.metrics import evaluate
 from ..training.run import Run, train
@@ -49,21 +49,22 @@ def demo(folder: Path) -> None:
     base = load_base()
     source = write_reviews(folder / "reviews")
     dataset = loading.load(source)
-    counts = ", ".join(f"{len(part):,} {name}" for name, part in _parts(dataset).items())
+    counts = ", ".join(f"{count:,} {split}" for split, count in _rows(dataset).items())
     show.out.print(f"{base.name}, frozen, on Rotten Tomatoes reviews ({source}):\n{counts} rows\n")
-    study, rows, runs = spec.read(STUDY), [_majority_row(dataset)], []
-    for method in study.methods:
-        kept = folder / "reviews.safetensors" if method.name == KEPT else None
-        runs.append(_train(method, study.protocol, dataset, base, kept))
-        rows.append(_row(method, *runs[-1]))
-    columns = ["", "test accuracy", "95% interval", "trained", "of model", "file", "time"]
-    show.out.print(show.table(columns, rows))
+    study = spec.read(STUDY)
     delta = folder / "reviews.safetensors"
-    show.out.print(f"\n{delta} holds the BitFit row. What it says of new sentences:\n")
+    lines = [_majority_line(dataset)]
+    runs = []
+    for method in study.methods:
+        run, seconds = _train(method, study.protocol, dataset, base, delta if method.name == KEPT else None)
+        runs.append((run, seconds))
+        lines.append(_line(method, run, seconds))
+    columns = ["", "test accuracy", "95% interval", "trained", "of model", "file", "time"]
+    show.out.print(show.table(columns, lines))
+    show.out.print(f"\n{delta} holds the {KEPT} row. Its answers to new sentences:\n")
     _use(delta, base)
-    show.out.print(
-        f"\nThe same as a page, with curves and the map of what changed: {write_page(study, base, runs, folder)}"
-    )
+    page = write_page(study, base, runs, folder)
+    show.out.print(f"\nThe same as a page, with curves and the change map: {page}")
     show.out.print(f"\n{show.seconds(time.monotonic() - began)} in all. Next, your own file:  bitfit train YOUR.csv")
 
 
@@ -92,11 +93,12 @@ def _reviews_file() -> Path:
     return path
 
 
-def _parts(dataset: Dataset) -> dict[str, Any]:
-    return {"training": dataset.train, "dev": dataset.dev, "test": dataset.test}
+def _rows(dataset: Dataset) -> dict[str, int]:
+    assert dataset.test is not None
+    return {"train": len(dataset.train), "dev": len(dataset.dev), "test": len(dataset.test)}
 
 
-def _majority_row(dataset: Dataset) -> tuple[str, ...]:
+def _majority_line(dataset: Dataset) -> tuple[str, ...]:
     assert dataset.test is not None
     golds = list(dataset.train.labels)
     common = max(sorted(set(golds)), key=golds.count)
@@ -106,26 +108,30 @@ def _majority_row(dataset: Dataset) -> tuple[str, ...]:
 
 def write_page(study: Study, base: Base, runs: list[tuple[Run, float]], folder: Path) -> Path:
     """Write the demo as a report page; returns its path."""
+    task = study.tasks[0]
     results = {}
-    for method, (run, took) in zip(study.methods, runs, strict=True):
-        best, dataset = run.best, run.dataset
-        assert dataset.test is not None
-        common = Task.of(dataset.kind, dataset.labels, best.trial.metric).baseline(dataset.train, dataset.test)
-        rows = {name: len(part) for name, part in _parts(dataset).items()}
-        facts = {"rows": {**rows, "train": rows["training"]}, "majority": common, "cost": {"seconds": took}}
-        point = Point(method.name, study.tasks[0], None, best.trial.lr, best.trial.batch, best.trial.seed)
-        results[point] = record(best, "demo", base.name, point.task, len(dataset.train), facts)
-    ran = {
-        "command": ["bitfit", "demo"],
-        "methods": [],
-        "frames": {task: {} for task in study.tasks},
-        "differences": [],
+    for method, (run, seconds) in zip(study.methods, runs, strict=True):
+        trial = run.best.trial
+        point = Point(method.name, task, None, trial.lr, trial.batch, trial.seed)
+        results[point] = _result(run, base, task, seconds)
+    manifest = {
+        **about(study, base, study.methods),
+        "runs": [{"command": ["bitfit", "demo"], "methods": [], "frames": {task: {}}, "differences": []}],
+        "skipped": {},
+        "threads": torch.get_num_threads(),
     }
-    told = {"runs": [ran], "skipped": {}, "threads": torch.get_num_threads()}
-    findings = Findings(study, {**about(study, base, study.methods), **told}, results)
     target = folder / "report.html"
-    files.replace(target, report.as_html(study, [findings], []).encode())
+    files.replace(target, report.as_html(study, [Findings(study, manifest, results)], []).encode())
     return target
+
+
+def _result(run: Run, base: Base, task: str, seconds: float) -> Result:
+    """The best trial of a run as a study would record it."""
+    best, dataset = run.best, run.dataset
+    assert dataset.test is not None
+    baseline = Task.of(dataset.kind, dataset.labels, best.trial.metric).baseline(dataset.train, dataset.test)
+    facts = {"rows": _rows(dataset), "majority": baseline, "cost": {"seconds": seconds}}
+    return record(best, "demo", base.name, task, len(dataset.train), facts)
 
 
 def _train(method: Method, protocol: Protocol, dataset: Dataset, base: Base, out: Path | None) -> tuple[Run, float]:
@@ -139,13 +145,13 @@ def _train(method: Method, protocol: Protocol, dataset: Dataset, base: Base, out
     return run, time.monotonic() - began
 
 
-def _row(method: Method, run: Run, took: float) -> tuple[str, ...]:
+def _line(method: Method, run: Run, seconds: float) -> tuple[str, ...]:
     delta = run.best.delta
     assert delta is not None
     trained, total = delta.meta.trained, delta.meta.total
     size = show.size(len(delta.encode()))
     score = run.best.scores["test"]["accuracy"]
-    return method.name, *show.score_cells(score), f"{trained:,}", f"{trained / total:.3%}", size, show.seconds(took)
+    return method.name, *show.score_cells(score), f"{trained:,}", f"{trained / total:.3%}", size, show.seconds(seconds)
 
 
 def _use(path: Path, base: Base) -> None:
