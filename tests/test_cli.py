@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -292,6 +294,23 @@ def test_an_output_follows_a_link_and_keeps_a_pipe(delta_file, tmp_path):
 def test_studies_can_be_imported_without_fcntl():
     script = "import sys; sys.modules['fcntl'] = None; import bitfit.cli.study, bitfit.study.store"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def documented_commands():
+    """Every `bitfit ...` line in a code block of the README and of docs/."""
+    root = Path(__file__).parents[1]
+    for page in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
+        for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.S | re.M):
+            for line in block.splitlines():
+                if command := re.match(r"(?:\$ )?(?:[A-Z_]+=\S+ )?bitfit (.*)", line):
+                    yield pytest.param(shlex.split(command[1], comments=True), id=f"{page.name}: {command[1][:40]}")
+
+
+@pytest.mark.parametrize("words", documented_commands())
+def test_commands_in_the_docs_are_understood(words):
+    from bitfit.cli.options import parse
+
+    assert parse(words).command == words[0]
 
 
 def test_nothing_at_all_shows_the_help(capsys):
