@@ -456,6 +456,14 @@ def test_a_study_reads_and_tokenises_each_task_once_whatever_the_stages(tiny, tm
     assert all(opened.count(path) == 2 for path in opened)  # its head, then its rows
 
 
+def test_data_beyond_the_limit_is_dropped_and_encoded_again(tiny, tmp_path, monkeypatch, encoded):
+    from bitfit.study import passes
+
+    monkeypatch.setattr(passes, "KEPT_TOKENS", 1)
+    assert run(tiny, tmp_path, seeds=1, methods=("BitFit",)) == 2 * 2
+    assert len(encoded) == 2 * (2 + 3)  # each task to plan its passes, then with its test part to train them
+
+
 def test_the_test_part_is_encoded_once_for_all_trials(tiny, tmp_path, encoded):
     from bitfit.study.passes import local
     from bitfit.study.runner import Campaign

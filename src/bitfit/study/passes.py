@@ -30,6 +30,7 @@ from .grid import Point
 from .store import Result, peak_memory, reset_peak
 
 LOSS_POINTS = 120  # points of the training loss that a result keeps
+KEPT_TOKENS = 50_000_000  # encoded data that a process keeps; about 800 MB, and as much again for its texts
 Progress = Callable[[float], None]
 """Is told the work done of the pass under way."""
 
@@ -63,9 +64,17 @@ class Opened:
     job: Job
     digest: str
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens it holds."""
+        return len(self.job.train.rows.ids) + len(self.job.dev.rows.ids)
+
 
 class Workspace:
-    """A base and the data of the tasks of a study on it. Each task is read and encoded once, whatever the stages."""
+    """A base and the data of the tasks of a study on it. Each task is read and encoded once, whatever the stages.
+
+    Beyond KEPT_TOKENS the least recently used data is dropped; it is encoded again when it is needed again.
+    """
 
     def __init__(self, base: Base) -> None:
         self.base = base
@@ -74,9 +83,11 @@ class Workspace:
 
     def open(self, opening: Opening) -> Opened:
         """The data of a task, encoded for the base."""
-        if opening not in self._opened:
-            self._opened[opening] = self._open(opening)
-        return self._opened[opening]
+        opened = self._opened.pop(opening, None) or self._open(opening)
+        self._opened[opening] = opened  # the last one is the most recently used
+        while len(self._opened) > 1 and sum(each.tokens for each in self._opened.values()) > KEPT_TOKENS:
+            del self._opened[next(iter(self._opened))]
+        return opened
 
     def keep_only(self, opening: Opening) -> None:
         """Forget the data of all other tasks."""
