@@ -306,7 +306,7 @@ def documented_commands():
                     yield pytest.param(shlex.split(command[1], comments=True), id=f"{page.name}: {command[1][:40]}")
 
 
-@pytest.mark.parametrize("words", documented_commands())
+@pytest.mark.parametrize("words", list(documented_commands()))
 def test_commands_in_the_docs_are_understood(words):
     from bitfit.cli.options import parse
 
