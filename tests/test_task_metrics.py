@@ -133,3 +133,101 @@ def test_a_score_of_few_rows_lies_in_its_interval(value):
     rows = labelled([(Answer("cat", 0),)] * 4)
     found = task.scores(["cat" if number < 4 * value else "dog" for number in range(4)], rows)["exact_match"]
     assert found.low <= found.value == value <= found.high
+
+
+# ---- entities
+
+
+TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+BILOU = ("O", "B-PER", "I-PER", "L-PER", "U-PER", "B-LOC", "I-LOC", "L-LOC", "U-LOC")
+
+
+def sentences_of(labels, seed, count=60):
+    """Gold tags and noisy guesses, legal and illegal sequences alike."""
+    draw = np.random.default_rng(seed)
+    golds = [tuple(draw.integers(len(labels), size=draw.integers(1, 9)).tolist()) for _ in range(count)]
+    guesses = []
+    for gold in golds:
+        noise = draw.integers(len(labels), size=len(gold))
+        guesses.append(np.where(draw.random(len(gold)) < 0.7, np.array(gold), noise))
+    return golds, guesses
+
+
+@pytest.mark.parametrize("labels", [TAGS, BILOU], ids=["BIO", "BILOU"])
+@pytest.mark.parametrize("seed", range(3))
+def test_entities_are_scored_as_seqeval_scores_them(labels, seed):
+    from seqeval.metrics import classification_report
+
+    golds, guesses = sentences_of(labels, seed)
+    task = Task.of("tagging", labels)
+    read = str.maketrans("LU", "ES")  # seqeval's default mode knows these letters by their other names
+
+    def names(rows):
+        return [[labels[tag][:1].translate(read) + labels[tag][1:] for tag in row] for row in rows]
+
+    wanted = classification_report(names(golds), names(guesses), output_dict=True, zero_division=0)
+    scores = task.scores(guesses, labelled(golds))
+    assert task.metric == "span_f1"
+    for ours, theirs in (("span_f1", "f1-score"), ("span_precision", "precision"), ("span_recall", "recall")):
+        assert scores[ours].value == pytest.approx(wanted["micro avg"][theirs])
+    for found in task.by_class(guesses, labelled(golds)):
+        expected = wanted[found.label]
+        assert (found.precision, found.recall) == pytest.approx((expected["precision"], expected["recall"]))
+        assert (found.f1, found.support) == pytest.approx((expected["f1-score"], expected["support"]))
+
+
+def test_tags_that_mark_no_entities_are_scored_by_word():
+    assert Task.of("tagging", ("NOUN", "VERB")).metric_names(("NOUN", "VERB")) == ("accuracy",)
+    assert Task.of("tagging", ("B-X", "VERB")).metric == "accuracy"
+
+
+# ---- by class
+
+
+def test_a_classification_is_reported_by_class_as_scikit_learn_does():
+    from sklearn.metrics import classification_report, confusion_matrix
+
+    draw = np.random.default_rng(0)
+    golds, guesses = draw.integers(3, size=50).tolist(), draw.integers(3, size=50)
+    task = Task.of("classification", ("a", "b", "c"))
+    wanted = classification_report(golds, guesses, target_names=task.labels, output_dict=True, zero_division=0)
+    for found in task.by_class(guesses, labelled(golds)):
+        expected = wanted[found.label]
+        assert (found.precision, found.recall) == pytest.approx((expected["precision"], expected["recall"]))
+        assert (found.f1, found.support) == pytest.approx((expected["f1-score"], expected["support"]))
+    assert np.array_equal(task.confusion(guesses, labelled(golds)), confusion_matrix(golds, guesses))
+
+
+def test_label_sets_are_reported_by_label():
+    task = Task.of("multilabel", ("a", "b"))
+    found = task.by_class([(0,), (0, 1)], labelled([(0,), (1,)]))
+    assert [(row.label, row.precision, row.recall, row.support) for row in found] == [("a", 0.5, 1, 1), ("b", 1, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "predictions", "golds", "wrong"),
+    [
+        ("classification", ("a", "b"), [0, 1, 1], [0, 0, 1], [1]),
+        ("regression", (), np.array([0.0, 5.0, 1.0]), [0.1, 1.0, 1.0], [1]),
+        ("multilabel", ("a", "b"), [(0,), (0, 1)], [(0,), (1,)], [1]),
+        ("tagging", ("A", "B"), [np.array([0, 1]), np.array([1])], [(0, -1), (0,)], [1]),
+        ("answering", (), ["the cat", "dog"], [(Answer("cat", 0),), (Answer("cow", 0),)], [1]),
+    ],
+)
+def test_wrong_answers_are_found(kind, labels, predictions, golds, wrong):
+    assert Task.of(kind, labels).wrong(predictions, labelled(golds)) == wrong
+
+
+def test_one_class_for_all_is_a_warning():
+    task = Task.of("classification", ("ham", "spam"))
+    with pytest.warns(UserWarning, match='"ham" is predicted for every one of 3 texts'):
+        task.scores([0, 0, 0], labelled([0, 0, 1]))
+
+
+def test_the_rarer_class_is_the_positive_one():
+    task = Task.of("classification", ("ham", "spam"))
+    assert task.fitted(labelled([1, 1, 0])).positive == "ham"
+    assert task.fitted(labelled([1, 0])).positive == "spam"
+    assert task.with_positive("ham").fitted(labelled([0, 0, 1])).positive == "ham"
+    rare = task.fitted(labelled([1, 1, 0]))
+    assert rare.scores([0, 1, 1], labelled([0, 0, 1]))["recall"].value == pytest.approx(1 / 2)

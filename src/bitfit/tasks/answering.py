@@ -113,6 +113,15 @@ class Answering(Task):
         """A question with its context, which alone is cut."""
         return '["a question"], ["its context"], padding=True, truncation="only_second"'
 
+    def wrong(self, predictions: Any, examples: Examples) -> list[int]:
+        """Those whose answer equals none of the gold ones."""
+        pairs = enumerate(zip(predictions, examples.labels, strict=True))
+        return [i for i, (answer, golds) in pairs if not exact_match(answer, [gold.text for gold in golds])]
+
+    def gold(self, label: Any) -> list[str]:
+        """The gold answers."""
+        return list(dict.fromkeys(answer.text for answer in label))
+
     def baseline(self, train: Examples, dev: Examples) -> float:
         """The sentence of the context that shares most words with the question."""
         assert dev.pairs is not None

@@ -77,6 +77,25 @@ def warn_constant(metric: str, what: str) -> None:
     warnings.warn(f"{metric}: {what}, counted as 0", UserWarning, stacklevel=3)
 
 
+@dataclass(frozen=True)
+class ClassScore:
+    """How well one class, label or entity type is found."""
+
+    label: str
+    precision: float
+    recall: float
+    f1: float
+    support: int  # how often it is true
+
+    @classmethod
+    def of(cls, label: str, hits: float, predicted: float, true: float) -> ClassScore:
+        """From how often it is right, predicted and true."""
+        precision = hits / predicted if predicted else 0.0
+        recall = hits / true if true else 0.0
+        f1 = 2 * hits / (predicted + true) if predicted + true else 0.0
+        return cls(label, precision, recall, f1, int(true))
+
+
 class _Sample(Protocol):
     """Predictions and golds in the form that a metric reads."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,13 +17,20 @@ from ..data.examples import Examples
 from ..data.readers.tagging import Sentences, split_words
 from ..model.rows import Rows
 from .encode import Encoded, Encoder
-from .metrics import Score
+from .metrics import ClassScore, Score, ratio
+from .spans import OUTSIDE, Span, has_spans, spans
 from .sums import Metric, Sums, share
 from .task import Task, Text
 from .texts import softmax
 
 IGNORED = -100
-METRICS: dict[str, Metric] = {"accuracy": share(0, 1)}
+# Of sums over sentences: right words, words, entities that are right, predicted and true.
+SPAN_METRICS: dict[str, Metric] = {
+    "span_f1": lambda sums: ratio(2 * sums[:, 2], sums[:, 3] + sums[:, 4]),
+    "span_precision": share(2, 3),
+    "span_recall": share(2, 4),
+}
+WORD_METRICS: dict[str, Metric] = {"accuracy": share(0, 1)}
 
 
 @dataclass(frozen=True)
@@ -40,8 +48,8 @@ class Tagging(Task):
 
     @classmethod
     def metric_names(cls, labels: Sequence[str]) -> tuple[str, ...]:
-        """The share of the words whose tag is right."""
-        return tuple(METRICS)
+        """The share of the words whose tag is right; before it, where tags mark entities, how well these are found."""
+        return tuple(_metrics(labels))
 
     def complaint(self, text: Text, paired: bool) -> str | None:
         """Nothing: a sentence is a text or a list of words."""
@@ -77,19 +85,45 @@ class Tagging(Task):
 
     def score(self, predictions: Any, examples: Examples) -> float:
         """The main metric."""
-        return _sums(predictions, examples.labels).value(METRICS[self.metric])
+        return self._sums(predictions, examples.labels).value(_metrics(self.labels)[self.metric])
 
     def scores(self, predictions: Any, examples: Examples) -> dict[str, Score]:
         """Every metric with its interval, over sentences: words of one sentence are not independent."""
-        return _sums(predictions, examples.labels).scores(METRICS)
+        return self._sums(predictions, examples.labels).scores(_metrics(self.labels))
+
+    def by_class(self, predictions: Any, examples: Examples) -> list[ClassScore]:
+        """Precision, recall, F1 and support of each entity type, or of each tag where tags mark no entities."""
+        hits: Counter[str] = Counter()
+        predicted: Counter[str] = Counter()
+        true: Counter[str] = Counter()
+        for guess, gold in zip(predictions, examples.labels, strict=True):
+            ours, theirs = self._marks(guess, gold), self._marks(gold, gold)
+            hits.update(mark.type for mark in ours & theirs)
+            predicted.update(mark.type for mark in ours)
+            true.update(mark.type for mark in theirs)
+        names = sorted(predicted | true)
+        return [ClassScore.of(name, hits[name], predicted[name], true[name]) for name in names]
+
+    def wrong(self, predictions: Any, examples: Examples) -> list[int]:
+        """Sentences with a wrong tag."""
+        pairs = enumerate(zip(predictions, examples.labels, strict=True))
+        return [i for i, (guess, gold) in pairs if ((np.asarray(gold) >= 0) & (np.asarray(gold) != guess)).any()]
+
+    def gold(self, label: Any) -> list[str | None]:
+        """The tags' names; None for a word without one."""
+        return [None if number < 0 else self.labels[number] for number in label]
 
     def answers(self, logits: Array, encoded: Encoded, examples: Examples) -> list[dict[str, Any]]:
-        """Words, tags, and the share of each tag given."""
+        """Words, tags, and the probability of each tag given; where tags mark entities, these too."""
         found = []
-        for words, own in zip(examples.texts, self._by_word(logits, encoded, examples), strict=True):
-            part = softmax(own) if len(own) else own
-            tags = [self.labels[number] for number in own.argmax(-1)]
-            found.append({"tokens": list(words), "tags": tags, "scores": part.max(-1, initial=0.0).tolist()})
+        for words, rows in zip(examples.texts, self._by_word(logits, encoded, examples), strict=True):
+            probabilities = softmax(rows) if len(rows) else rows
+            scores = probabilities.max(-1, initial=0.0).tolist()
+            tags = [self.labels[number] for number in rows.argmax(-1)]
+            answer = {"tokens": list(words), "tags": tags, "scores": scores}
+            if self.marks_entities:
+                answer["entities"] = [_entity(span, words, scores) for span in spans(tags)]
+            found.append(answer)
         return found
 
     @staticmethod
@@ -107,9 +141,16 @@ class Tagging(Task):
         """A sentence as words."""
         return '[["some", "words"]], is_split_into_words=True, padding=True, truncation=True'
 
-    def row_weight(self, label: Any) -> float:
-        """The tagged words of a sentence."""
-        return float(sum(tag >= 0 for tag in label))
+    def by_row(self, predictions: Any, examples: Examples) -> tuple[str, Any, Any]:
+        """What a sentence adds above and below the fraction line of the main metric."""
+        right, words, hits, predicted, true = self._sums(predictions, examples.labels).table.T
+        above, below = {
+            "span_f1": (2 * hits, predicted + true),
+            "span_precision": (hits, predicted),
+            "span_recall": (hits, true),
+            "accuracy": (right, words),
+        }[self.metric]
+        return "ratio", above, below
 
     def baseline(self, train: Examples, dev: Examples) -> float:
         """Each word's most frequent tag in training; the most frequent of all for a word that is new."""
@@ -130,6 +171,28 @@ class Tagging(Task):
         what = f"longer than {encoder.max_length} tokens and are read in overlapping windows"
         return [f"{long:,} of {len(examples):,} sentences are {what}; every word counts once."] if long else []
 
+    @cached_property
+    def marks_entities(self) -> bool:
+        """Whether the tags mark entities."""
+        return has_spans(self.labels)
+
+    def _marks(self, tags: Iterable[int], gold: Sequence[int]) -> set[Span]:
+        """The entities of a sentence, or each tag by itself; a word without a gold tag is left out."""
+        names = [OUTSIDE if true < 0 else self.labels[tag] for tag, true in zip(tags, gold, strict=True)]
+        if self.marks_entities:
+            return set(spans(names))
+        return {Span(name, i, i + 1) for i, name in enumerate(names) if gold[i] >= 0}
+
+    def _sums(self, predictions: Sequence[Array], golds: Sequence[Sequence[int]]) -> Sums:
+        table = np.zeros((len(golds), 5))
+        for row, (guess, gold) in enumerate(zip(predictions, golds, strict=True)):
+            true = np.asarray(gold)
+            table[row, :2] = ((guess == true) & (true >= 0)).sum(), (true >= 0).sum()
+            if self.marks_entities:
+                ours, theirs = self._marks(guess, gold), self._marks(gold, gold)
+                table[row, 2:] = len(ours & theirs), len(ours), len(theirs)
+        return Sums(table)
+
     def _places(self, encoded: Encoded) -> tuple[Array, Array]:
         """The sentence and number of every word, and the token that stands for it."""
         place = np.flatnonzero(encoded.marks[:, 0] >= 0)
@@ -143,12 +206,15 @@ class Tagging(Task):
         return np.split(logits[place[order]], ends[:-1])
 
 
-def _sums(predictions: Sequence[Array], golds: Sequence[Sequence[int]]) -> Sums:
-    table = np.zeros((len(golds), 2))
-    for row, (own, gold) in enumerate(zip(predictions, golds, strict=True)):
-        true = np.asarray(gold)
-        table[row] = ((own == true) & (true >= 0)).sum(), (true >= 0).sum()
-    return Sums(table)
+def _metrics(labels: Sequence[str]) -> dict[str, Metric]:
+    return SPAN_METRICS | WORD_METRICS if has_spans(labels) else WORD_METRICS
+
+
+def _entity(span: Span, words: Sequence[str], scores: Sequence[float]) -> dict[str, Any]:
+    """An entity by its words, their numbers and the mean probability of its tags."""
+    score = sum(scores[span.start : span.end]) / (span.end - span.start)
+    text = " ".join(words[span.start : span.end])
+    return {"type": span.type, "text": text, "start": span.start, "end": span.end, "score": score}
 
 
 def _most(counts: Counter[int]) -> int:

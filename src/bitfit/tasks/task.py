@@ -17,7 +17,7 @@ from ..errors import DeltaError, UsageError, suggest
 from ..model.rows import Rows
 from ..plugins import Registry
 from .encode import Encoded, Encoder
-from .metrics import ERRORS, Score
+from .metrics import ERRORS, ClassScore, Score
 
 KINDS: Registry[type[Task]] = Registry(
     "bitfit.kinds",
@@ -184,16 +184,25 @@ class Task(ABC):
         hits: whether a row is right. classes, values: the true and the predicted one. ratio, as here: what a row adds
         above and below the fraction line.
         """
-        weights = [self.row_weight(label) for label in examples.labels]
-        above = []
-        for row, weight in enumerate(weights):
-            score = self.score(predictions[row : row + 1], examples.take([row])) if weight else 0.0
-            above.append(score * weight)
-        return "ratio", above, weights
+        rows = range(len(examples))
+        above = [self.score(predictions[row : row + 1], examples.take([row])) for row in rows]
+        return "ratio", above, [1.0] * len(above)
 
-    def row_weight(self, label: Any) -> float:
-        """How much a row with this label counts in the main metric."""
-        return 1.0
+    def by_class(self, predictions: Any, examples: Examples) -> list[ClassScore]:
+        """Precision, recall, F1 and support of each class; empty where there are none."""
+        return []
+
+    def confusion(self, predictions: Any, examples: Examples) -> Array | None:
+        """How often each class (rows) is predicted as each class (columns); None where there are none."""
+        return None
+
+    @abstractmethod
+    def wrong(self, predictions: Any, examples: Examples) -> list[int]:
+        """The examples that are answered wrongly, by index."""
+
+    def gold(self, label: Any) -> Any:
+        """A gold label as a person reads it."""
+        return label
 
     @abstractmethod
     def baseline(self, train: Examples, dev: Examples) -> float:

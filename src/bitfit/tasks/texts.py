@@ -25,6 +25,7 @@ from .metrics import (
     CLASS_METRICS,
     NUMBER_METRICS,
     TWO_CLASS_METRICS,
+    ClassScore,
     Floats,
     Score,
     evaluate,
@@ -90,10 +91,32 @@ class Classification(Task):
         """The main metric, of scores per class or of classes' numbers."""
         return score(self.metric, predictions, examples.labels, len(self.labels), self.positive_class)
 
+    def by_class(self, predictions: Any, examples: Examples) -> list[ClassScore]:
+        """Precision, recall, F1 and support of each class."""
+        table = self.confusion(predictions, examples)
+        found = []
+        for number, label in enumerate(self.labels):
+            hits, predicted, true = table[number, number], table[:, number].sum(), table[number].sum()
+            found.append(ClassScore.of(label, hits, predicted, true))
+        return found
+
+    def confusion(self, predictions: Any, examples: Examples) -> Array:
+        """How often each class (rows) is predicted as each class (columns)."""
+        table = np.zeros((len(self.labels), len(self.labels)), np.int64)
+        np.add.at(table, (np.asarray(examples.labels), _classes(predictions)), 1)
+        return table
+
+    def wrong(self, predictions: Any, examples: Examples) -> list[int]:
+        """Those of another class."""
+        return np.flatnonzero(_classes(predictions) != np.asarray(examples.labels)).tolist()
+
+    def gold(self, label: Any) -> str:
+        """The class's name."""
+        return self.labels[int(label)]
+
     def scores(self, predictions: Any, examples: Examples) -> dict[str, Score]:
         """Every metric with its interval; a warning if one class is predicted for all."""
-        guesses = np.asarray(predictions)
-        guesses = guesses.argmax(-1) if guesses.ndim > 1 else guesses
+        guesses = _classes(predictions)
         if len(np.unique(guesses)) == 1 and len(set(examples.labels)) > 1:
             name = self.labels[int(guesses[0])]
             warnings.warn(f'"{name}" is predicted for every one of {len(guesses):,} texts', ConstantPrediction, 2)
@@ -102,8 +125,7 @@ class Classification(Task):
 
     def by_row(self, predictions: Any, examples: Examples) -> tuple[str, Any, Any]:
         """Hits, or the true and predicted classes; of two classes the positive one is 1."""
-        guesses = np.asarray(predictions)
-        guesses = guesses.argmax(-1) if guesses.ndim > 1 else guesses
+        guesses = _classes(predictions)
         golds = np.asarray(examples.labels, np.int64)
         if self.metric == "accuracy":
             return "hits", golds == guesses, np.zeros(len(golds))
@@ -132,6 +154,12 @@ class Classification(Task):
     def line(answer: dict[str, Any]) -> tuple[str, ...]:
         """The class and its probability."""
         return answer["label"], f"{answer['score']:.4f}"
+
+
+def _classes(predictions: Any) -> Array:
+    """The predicted classes' numbers, of scores per class or as they are."""
+    guesses = np.asarray(predictions)
+    return guesses.argmax(-1) if guesses.ndim > 1 else guesses
 
 
 class ConstantPrediction(UserWarning):
@@ -194,6 +222,13 @@ class Regression(Task):
     def by_row(self, predictions: Any, examples: Examples) -> tuple[str, Any, Any]:
         """The true and the predicted numbers."""
         return "values", np.asarray(examples.labels, np.float64), np.asarray(predictions, np.float64)
+
+    def wrong(self, predictions: Any, examples: Examples) -> list[int]:
+        """Those whose error is above the root mean squared one, the worst first."""
+        errors = np.abs(np.asarray(predictions) - np.asarray(examples.labels))
+        order = np.argsort(-errors, kind="stable")
+        wrong: list[int] = order[errors[order] > np.sqrt((errors**2).mean())].tolist()
+        return wrong
 
     def baseline(self, train: Examples, dev: Examples) -> float:
         """Always the mean of the training labels; a constant has no correlation, so 0."""
@@ -265,6 +300,21 @@ class MultiLabel(Task):
     def line(answer: dict[str, Any]) -> tuple[str, ...]:
         """The labels."""
         return (", ".join(answer["labels"]) or "(none)",)
+
+    def by_class(self, predictions: Any, examples: Examples) -> list[ClassScore]:
+        """Precision, recall, F1 and support of each label."""
+        predicted, true = self._matrix(predictions), self._matrix(examples.labels)
+        counts = zip((predicted * true).sum(0), predicted.sum(0), true.sum(0), strict=True)
+        return [ClassScore.of(label, *row) for label, row in zip(self.labels, counts, strict=True)]
+
+    def wrong(self, predictions: Any, examples: Examples) -> list[int]:
+        """Those with a label too many or too few."""
+        pairs = enumerate(zip(predictions, examples.labels, strict=True))
+        return [i for i, (predicted, true) in pairs if set(predicted) != set(true)]
+
+    def gold(self, label: Any) -> list[str]:
+        """The labels' names."""
+        return [self.labels[number] for number in label]
 
     def baseline(self, train: Examples, dev: Examples) -> float:
         """Always the most frequent set of labels, the first of equals."""
