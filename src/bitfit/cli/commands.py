@@ -6,11 +6,12 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ..data.source import DataFile
 from ..errors import UsageError
 from ..files import check_target, replace
 from ..serve.settings import Settings, Tokens
@@ -83,11 +84,15 @@ def predict(args: argparse.Namespace) -> None:
 
     predictor = Predictor(args.delta, args.base)
     given = _columns(args, "text", "text_pair")
-    if args.file:
-        found = predictor.columns_in(args.file, False, **given)
+    file = DataFile(args.file, args.encoding) if args.file else None
+    source: Iterable[Any]
+    if file is not None:
+        found = predictor.columns_in(file, False, **given)
         if found.text != predictor.columns.text:
             show.note(f"{args.file}: the text is column {found.text!r}.")
-    source = predictor.texts_in(args.file, **given) if args.file else predictor.texts_of(args.texts)
+        source = predictor.texts_in(file, **given)
+    else:
+        source = predictor.texts_of(args.texts)
     answers = predictor.answers(source)
     if args.out is not None:
         count = write_csv(args.out, answers)
@@ -95,6 +100,8 @@ def predict(args: argparse.Namespace) -> None:
     else:
         for answer in answers:
             print(json.dumps(answer, ensure_ascii=False) if args.json else as_line(predictor.task, answer), flush=True)
+    for text in file.notes if file is not None else ():
+        show.note(text)
     if predictor.cut:
         show.note(f"{predictor.cut:,} texts were cut at {predictor.delta.meta.max_length} tokens")
 
@@ -122,7 +129,9 @@ def evaluate(args: argparse.Namespace) -> None:
     from . import show
 
     given = _columns(args, "text", "text_pair", "label")
-    rows, scores, notes = Predictor(args.delta, args.base).evaluate(args.source, args.split, args.data, **given)
+    rows, scores, notes = Predictor(args.delta, args.base).evaluate(
+        args.source, args.split, args.data, args.encoding, **given
+    )
     for text in notes:
         show.note(text)
     if args.json:

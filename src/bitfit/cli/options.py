@@ -27,6 +27,7 @@ TRAIN_GROUPS = {
         "text_pair",
         "label",
         "data",
+        "encoding",
         "train_size",
         "data_seed",
         "protocol",
@@ -155,10 +156,15 @@ def _predict(it: Parser) -> None:
     file = it.add_argument_group("texts from a file")
     file.add_argument("--file", type=Path, help="a data file; its columns are those of training, or recognised")
     _add_columns(file, "text", "text_pair")
+    _add_encoding(file)
     glue = it.add_argument_group("files for the GLUE server")
     glue.add_argument("--glue", type=Path, metavar="DIR", help="write predictions of the task's test sets to DIR")
     glue.add_argument("--task", help="the named task, if the delta does not say it")
     _add_data(glue)
+
+
+def _add_encoding(it: Group) -> None:
+    it.add_argument("--encoding", help="encoding of the file: utf-8, cp1252, utf-16, ... (what its bytes tell)")
 
 
 def _evaluate(it: Parser) -> None:
@@ -170,6 +176,7 @@ def _evaluate(it: Parser) -> None:
     data.add_argument("--split", help="which file of a folder (test) or split of a named task (dev)")
     _add_data(data)
     _add_columns(data, "text", "text_pair", "label")
+    _add_encoding(data)
 
 
 def _count(it: Parser) -> None:

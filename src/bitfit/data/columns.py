@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 
 from ..errors import DataError, suggest
 from .examples import Columns
-from .formats import Row, StrPath, rows
+from .formats import Row, rows
+from .source import RowSource, StrPath, source_of
 
 SAMPLE_ROWS = 500
 MANY_CLASSES = 50
@@ -46,12 +46,12 @@ IDS = {"", "id", "ids", "idx", "index", "guid", "uuid", "uid", "rowid", "pairid"
 class Sample:
     """The first rows of a file, which tell the kind of task and the columns. They are read once, when needed."""
 
-    path: Path
+    path: RowSource
 
     @classmethod
-    def of(cls, source: StrPath | Sample) -> Sample:
-        """The sample of a file; a sample is returned as it is."""
-        return source if isinstance(source, Sample) else cls(Path(source))
+    def of(cls, source: StrPath | RowSource | Sample) -> Sample:
+        """The sample of a source; a sample is returned as it is."""
+        return source if isinstance(source, Sample) else cls(source_of(source))
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
@@ -81,7 +81,11 @@ class Sample:
 
 
 def find_columns(
-    source: StrPath | Sample, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
+    source: StrPath | RowSource | Sample,
+    *,
+    text: str | None = None,
+    text_pair: str | None = None,
+    label: str | None = None,
 ) -> Columns:
     """The given columns; the others by well-known names, then by their content. The label is None if unclear.
 
@@ -133,7 +137,7 @@ def _text_likeness(values: list[object]) -> tuple[bool, float]:
     return not _is_class_like(values), sum(len(str(v)) for v in values) / len(values)
 
 
-def _find_label(path: StrPath, rest: dict[str, list[object]]) -> str | None:
+def _find_label(path: RowSource, rest: dict[str, list[object]]) -> str | None:
     known = {bare(name): name for name in reversed(rest)}
     named = [known[name] for name in LABELS.split() if name in known]
     if named:

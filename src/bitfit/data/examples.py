@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
+
+from .source import RowSource
 
 Kind = str
 """The name of a kind of task, such as "classification": a key of data.readers.READERS and of tasks.KINDS."""
@@ -32,10 +33,10 @@ class Columns:
 class Files:
     """The files a data set consists of."""
 
-    train: Path
-    dev: Path | None = None
-    test: Path | None = None
-    more: Mapping[str, Path] = field(default_factory=dict)  # further sets to score, by name
+    train: RowSource
+    dev: RowSource | None = None
+    test: RowSource | None = None
+    more: Mapping[str, RowSource] = field(default_factory=dict)  # further sets to score, by name
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Examples:
 class Table:
     """The usable records of a file, their labels as they stand there."""
 
-    path: Path
+    path: RowSource
     texts: list[Any]
     pairs: list[str] | None
     labels: list[Any]
@@ -107,7 +108,7 @@ def conflicts(examples: Examples) -> int:
     return sum(not agree(examples, group) for group in duplicates(examples))
 
 
-def skipped(path: Path, what: str, lines: list[int]) -> list[str]:
+def skipped(path: RowSource, what: str, lines: list[int]) -> list[str]:
     """A note on rows that are left out, with the first lines; nothing if there are none."""
     if not lines:
         return []

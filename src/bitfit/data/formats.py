@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import difflib
-import gzip
 import io
 import json
-import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import DataError
-
-StrPath = str | os.PathLike[str]
+from .decoding import lines as _lines
+from .decoding import opened, refuse_other_formats
+from .source import DataFile, Records, RowSource, StrPath, extension, source_of
 
 # A quote that is never closed would otherwise pull the rest of a file of any size into one cell.
 CELL_LIMIT = 1 << 26
-UNITS = {".parquet": "row", ".json": "question"}  # what a record is counted by, where it is not its line
+UNITS = {".parquet": "row", ".json": "record"}  # what a record is counted by, where it is not its line
+SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
+JSON_ARRAY = ".json array"
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 
 
@@ -34,14 +34,19 @@ class Row(NamedTuple):
     values: dict[str, object]
 
 
-def rows(path: StrPath) -> Iterator[Row]:
-    """The records of a file one by one, in constant memory."""
-    path = existing(Path(path))
+def rows(given: StrPath | RowSource) -> Iterator[Row]:
+    """The records of a source one by one; those of a file in constant memory."""
+    source = source_of(given)
     row = None
-    for row in READERS[extension(path)](path):
+    for row in _memory_rows(source) if isinstance(source, Records) else READERS[format_of(source)](source):
         yield row
     if row is None:
-        raise DataError(f"{path} has no rows.")
+        raise DataError(f"{source} has no rows.")
+
+
+def _memory_rows(records: Records) -> Iterator[Row]:
+    for number, values in enumerate(records.rows, 1):
+        yield Row(number, dict(values))
 
 
 def existing(path: Path) -> Path:
@@ -51,9 +56,24 @@ def existing(path: Path) -> Path:
     if not path.exists():
         near = _near_file(path)
         raise DataError(f"{path} does not exist." + (f' Did you mean "{near}"?' if near else ""))
-    if extension(path) not in READERS:
-        raise DataError(f"{path} has no known extension. Known: {', '.join(READERS)}, each also with .gz.")
+    ending = extension(path)
+    if ending in SPREADSHEETS:
+        raise DataError(f"{path} is a spreadsheet; save it as CSV (UTF-8) and use that file.")
+    if ending not in ENDINGS:
+        raise DataError(f"{path} has no known extension. Known: {', '.join(ENDINGS)}, each also with .gz.")
     return path
+
+
+def format_of(source: RowSource) -> str:
+    """The key of READERS that reads a source: its ending, or JSON_ARRAY; "" for rows in memory."""
+    if isinstance(source, Records):
+        return ""
+    ending = extension(existing(source.path))
+    if ending != ".json":
+        return ending
+    with opened(source) as stream:
+        start = stream.peek(64)[:64].removeprefix(codecs.BOM_UTF8).lstrip()
+    return JSON_ARRAY if start.startswith(b"[") else ending
 
 
 def _near_file(path: Path) -> str | None:
@@ -61,48 +81,13 @@ def _near_file(path: Path) -> str | None:
     return next(iter(difflib.get_close_matches(path.name, names, n=1)), None)
 
 
-def plain_name(path: Path) -> Path:
-    """A file's name without .gz, in lower case."""
-    return Path(path.name.lower().removesuffix(".gz"))
+def fault(source: RowSource, line: int, what: str) -> DataError:
+    """An error that names the place in the source."""
+    unit = "row" if isinstance(source, Records) else UNITS.get(extension(source), "line")
+    return DataError(f"{source}, {unit} {line}: {what}")
 
 
-def extension(path: Path) -> str:
-    """What tells the format: the ending before .gz."""
-    return plain_name(path).suffix
-
-
-def fault(path: Path, line: int, what: str) -> DataError:
-    """An error that names the place in the file."""
-    return DataError(f"{path}, {UNITS.get(extension(path), 'line')} {line}: {what}")
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
-    try:
-        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as stream:
-            yield stream
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read to its end: {error}.") from error
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    with _opened(path) as stream:
-        for line, raw in enumerate(stream, 1):
-            yield line, _decoded(path, line, raw)
-
-
-def _decoded(path: Path, line: int, raw: bytes) -> str:
-    if b"\0" in raw:
-        raise fault(path, line, f"a NUL byte at byte {raw.index(0) + 1}; save the file as UTF-8 text.")
-    try:
-        return raw.decode("utf-8-sig" if line == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        # The codec counts from behind a byte order mark that it has removed.
-        bad, place = error.object[error.start], raw.index(error.object) + error.start + 1
-        raise fault(path, line, f"byte 0x{bad:02x} at byte {place} is not UTF-8; save the file as UTF-8.") from error
-
-
-def _csv_rows(path: Path) -> Iterator[Row]:
+def _csv_rows(path: DataFile) -> Iterator[Row]:
     lines = _lines(path)
     # Excel may write the delimiter on a line of its own before the header.
     first = next((item for item in lines if item[1].strip() and not re.fullmatch("sep=.", item[1].strip())), None)
@@ -118,13 +103,13 @@ def _csv_rows(path: Path) -> Iterator[Row]:
             raise fault(path, line, _ragged(len(fields), header, delimiter))
 
 
-def _delimiter(path: Path, header: str) -> str:
+def _delimiter(path: DataFile, header: str) -> str:
     if extension(path) == ".tsv":
         return "\t"
     return max(",;\t|", key=header.count)  # of equals the first: a comma
 
 
-def _records(path: Path, first: int, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _records(path: DataFile, first: int, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(max(CELL_LIMIT, csv.field_size_limit()))
     # Most TSV files are written without quoting: there a quote is a character, unless it embraces a whole cell.
     plain = delimiter == "\t"
@@ -156,20 +141,20 @@ def _ragged(found: int, header: Sequence[str], delimiter: str) -> str:
     return f"{expected}; a text that contains {delimiter!r} must stand between quotes."
 
 
-def _unique(path: Path, names: list[str]) -> list[str]:
+def _unique(path: DataFile, names: list[str]) -> list[str]:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(f'{path} has more than one column "{twice[0]}"; rename one of them.')
     return names
 
 
-def _json_rows(path: Path) -> Iterator[Row]:
+def _json_rows(path: DataFile) -> Iterator[Row]:
     for line, text in _lines(path):
         if text.strip():
             yield Row(line, _json_object(path, line, text))
 
 
-def _json_object(path: Path, line: int, text: str) -> dict[str, object]:
+def _json_object(path: DataFile, line: int, text: str) -> dict[str, object]:
     try:
         value = json.loads(text, object_pairs_hook=_without_repeats)
         # Only an escape can bring half of a surrogate pair in, and nothing after this point could encode it.
@@ -195,15 +180,17 @@ def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return values
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: DataFile) -> Iterator[Row]:
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise DataError(f'{path} needs pyarrow: pip install "bitfit[parquet]"') from error
-    with _opened(path) as stream:
+    with opened(path) as stream:
+        if not stream.peek(4).startswith(b"PAR1"):
+            refuse_other_formats(path.path, stream.peek(16))
         try:
-            source = io.BytesIO(stream.read()) if path.suffix.lower() == ".gz" else stream
+            source = io.BytesIO(stream.read()) if path.path.suffix.lower() == ".gz" else stream
             table = pyarrow.parquet.ParquetFile(source)
             _unique(path, table.schema_arrow.names)
             batches = table.iter_batches(batch_size=1024)
@@ -213,7 +200,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
             raise DataError(f"{path} is not a readable Parquet file: {error}.") from error
 
 
-def _conllu_rows(path: Path) -> Iterator[Row]:
+def _conllu_rows(path: DataFile) -> Iterator[Row]:
     """A record per sentence, each column a list over its words; multiword ranges and empty nodes are no words."""
     start, words = 1, list[list[str]]()
     for line, text in _lines(path):
@@ -238,18 +225,30 @@ def _sentence(line: int, words: list[list[str]]) -> Row:
     return Row(line, {name: [fields[i] for fields in words] for i, name in enumerate(CONLLU)})
 
 
-def _squad_rows(path: Path) -> Iterator[Row]:
-    """A record per question of a SQuAD file, with its context."""
-    with _opened(path) as stream:
+def _array_rows(path: DataFile) -> Iterator[Row]:
+    """A record per object of a JSON array."""
+    for number, value in enumerate(_json_document(path), 1):
+        yield Row(number, _table(path, number, value))
+
+
+def _json_document(path: DataFile) -> Any:
+    with opened(path) as stream:
         raw = stream.read()
     try:
         whole = json.loads(raw)
         json.dumps(whole, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:  # JSON and Unicode errors are ValueErrors
         raise DataError(f"{path} is no usable JSON: {error}.") from error
+    return whole
+
+
+def _squad_rows(path: DataFile) -> Iterator[Row]:
+    """A record per question of a SQuAD file, with its context."""
+    whole = _json_document(path)
     articles = whole.get("data") if isinstance(whole, dict) else None
     if not isinstance(articles, list):
-        raise DataError(f'{path} is not in SQuAD format ("data" with paragraphs); one object per line goes in .jsonl.')
+        form = 'a list of records, or SQuAD\'s form ("data" with paragraphs)'
+        raise DataError(f"{path} is not {form}; name it .jsonl if it has one object per line.")
     number = 0
     for article in articles:
         for paragraph in _members(path, number, article, "paragraphs"):
@@ -258,20 +257,20 @@ def _squad_rows(path: Path) -> Iterator[Row]:
                 yield Row(number, {"context": paragraph.get("context"), **_table(path, number, question)})
 
 
-def _members(path: Path, number: int, holder: object, name: str) -> list[Any]:
+def _members(path: DataFile, number: int, holder: object, name: str) -> list[Any]:
     members = _table(path, number + 1, holder).get(name)
     if not isinstance(members, list):
         raise fault(path, number + 1, f'"{name}" is missing or no list.')
     return members
 
 
-def _table(path: Path, number: int, value: object) -> dict[str, Any]:
+def _table(path: DataFile, number: int, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise fault(path, number, f"an object is needed here, this is a {type(value).__name__}.")
     return value
 
 
-READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+READERS: dict[str, Callable[[DataFile], Iterator[Row]]] = {
     ".csv": _csv_rows,
     ".tsv": _csv_rows,
     ".jsonl": _json_rows,
@@ -279,4 +278,6 @@ READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".parquet": _parquet_rows,
     ".conllu": _conllu_rows,
     ".json": _squad_rows,
+    JSON_ARRAY: _array_rows,
 }
+ENDINGS = tuple(name for name in READERS if name != JSON_ARRAY)

@@ -18,10 +18,11 @@ from .examples import Dataset as Dataset
 from .examples import Examples as Examples
 from .examples import Files
 from .examples import Kind as Kind
-from .formats import READERS, Row, StrPath, existing, extension, plain_name
+from .formats import ENDINGS, Row, existing, format_of
 from .formats import rows as rows
 from .readers import all_readers, reader_of
 from .readers.texts import Classes, class_name, infer_kind
+from .source import DataFile, Records, RowSource, StrPath, extension, plain_name, source_of
 from .splits import split, subset
 
 # What a folder may call its files: the first name is the role itself.
@@ -36,7 +37,7 @@ ROLES = {
 
 
 def stream_texts(
-    source: StrPath | Sample, columns: Columns, kind: Kind = "classification"
+    source: StrPath | RowSource | Sample, columns: Columns, kind: Kind = "classification"
 ) -> Iterator[tuple[int, Any, str | None]]:
     """Line, text and second text of every record, empty texts included, so that answers match the file row by row."""
     sample = Sample.of(source)
@@ -45,7 +46,7 @@ def stream_texts(
 
 
 def load_labelled(
-    source: StrPath | Sample, columns: Columns, kind: Kind, labels: Sequence[str] = ()
+    source: StrPath | RowSource | Sample, columns: Columns, kind: Kind, labels: Sequence[str] = ()
 ) -> tuple[Examples, tuple[str, ...]]:
     """The examples of a file whose columns, kind and labels are known, with notes."""
     sample = Sample.of(source)
@@ -99,7 +100,7 @@ class Published:
         """The further files to score, by name."""
         return {name: self._tested(file) for name, file in self.files.more.items()}
 
-    def _tested(self, path: Path | None) -> tuple[Examples | None, tuple[str, ...]]:
+    def _tested(self, path: RowSource | None) -> tuple[Examples | None, tuple[str, ...]]:
         return _tested(path, self.columns, self.kind, self.labels)
 
     def dataset(self, train_size: int | None = None, seed: int = 0, holdout: float | None = None) -> Dataset:
@@ -124,6 +125,8 @@ class Published:
             if examples is not None:
                 more[name] = examples
         notes += reader_of(self.kind).doubts(self.train, self.labels)
+        for source in (self.files.train, self.files.dev, self.files.test):
+            notes += source.notes if source is not None else []
         return Dataset(train, dev, test, self.kind, self.labels, self.columns, tuple(notes), more)
 
     def _train_and_dev(self, seed: int) -> tuple[Examples, Examples, tuple[str, ...]]:
@@ -164,10 +167,10 @@ def read(
 
 
 def load(
-    path: StrPath | Files,
+    given: StrPath | RowSource | Files,
     *,
-    dev: StrPath | None = None,
-    test: StrPath | None = None,
+    dev: StrPath | RowSource | None = None,
+    test: StrPath | RowSource | None = None,
     train_size: int | None = None,
     seed: int = 0,
     holdout: float | None = None,
@@ -177,19 +180,22 @@ def load(
 
     `options` are those of `read`; see `Published.dataset` for the sizes.
     """
-    files, notes = (path, []) if isinstance(path, Files) else find_files(path)
-    files = replace(files, dev=Path(dev) if dev else files.dev, test=Path(test) if test else files.test)
+    files, notes = (given, []) if isinstance(given, Files) else find_files(given)
+    if dev is not None:
+        files = replace(files, dev=source_of(dev))
+    if test is not None:
+        files = replace(files, test=source_of(test))
     dataset = read(files, **options).dataset(train_size, seed, holdout)
     return replace(dataset, notes=(*notes, *dataset.notes))
 
 
-def kind_of_format(path: StrPath) -> Kind | None:
+def kind_of_format(given: StrPath | RowSource) -> Kind | None:
     """The kind of task that is the only use of a file's format."""
-    ending = extension(existing(Path(path)))
-    return next((reader.kind for reader in all_readers() if ending in reader.formats), None)
+    held = format_of(source_of(given))
+    return next((reader.kind for reader in all_readers() if held in reader.formats), None)
 
 
-def suggest_kind(source: StrPath | Sample, label: str | None = None) -> Kind | None:
+def suggest_kind(source: StrPath | RowSource | Sample, label: str | None = None) -> Kind | None:
     """The kind of task that a file's format or columns tell; None: one label per text, and the labels tell which."""
     sample = Sample.of(source)
     kind = kind_of_format(sample.path)
@@ -209,7 +215,7 @@ def has_column(sample: Sample, name: str) -> bool:
 
 def find_columns_of(
     kind: Kind | None,
-    source: StrPath | Sample,
+    source: StrPath | RowSource | Sample,
     *,
     text: str | None = None,
     text_pair: str | None = None,
@@ -220,19 +226,23 @@ def find_columns_of(
     return reader.find_columns(Sample.of(source), text=text, text_pair=text_pair, label=label)
 
 
-def find_files(path: StrPath) -> tuple[Files, list[str]]:
+def find_files(given: StrPath | RowSource, encoding: str | None = None) -> tuple[Files, list[str]]:
     """The files of a data set by their names, with a note for every name that is not train, dev or test itself."""
-    path = Path(path)
+    if isinstance(given, Records | DataFile):
+        return Files(given), []
+    path = Path(given)
     if not path.is_dir():
-        return Files(existing(path)), []
+        return Files(DataFile(existing(path), encoding)), []
     files = by_stem(path)
     found = {role: one_of(files, names) or _only_named(files, role) for role, names in ROLES.items()}
     train = found["train"]
     if train is None:
         held = ", ".join(sorted(file.name for file in path.iterdir())) or "nothing"
-        raise DataError(f"{path} has no train file ({', '.join(READERS)}, each also with .gz); it holds: {held}.")
+        raise DataError(f"{path} has no train file ({', '.join(ENDINGS)}, each also with .gz); it holds: {held}.")
     renamed = [(role, file) for role, file in found.items() if file and stem(file) != role]
-    return Files(train, found["dev"], found["test"]), [f"{file.name} is taken as {role}." for role, file in renamed]
+    dev, test = (None if file is None else DataFile(file, encoding) for file in (found["dev"], found["test"]))
+    notes = [f"{file.name} is taken as {role}." for role, file in renamed]
+    return Files(DataFile(train, encoding), dev, test), notes
 
 
 def _only_named(files: Mapping[str, list[Path]], role: str) -> Path | None:
@@ -250,7 +260,7 @@ def by_stem(folder: Path) -> dict[str, list[Path]]:
     """The readable files of a folder, by stem."""
     found: defaultdict[str, list[Path]] = defaultdict(list)
     for file in sorted(folder.iterdir()):
-        if extension(file) in READERS:
+        if extension(file) in ENDINGS:
             found[stem(file)].append(file)
     return found
 
@@ -264,7 +274,7 @@ def one_of(files: Mapping[str, list[Path]], names: Sequence[str]) -> Path | None
 
 
 def _split_off(
-    whole: Examples, path: Path, kind: Kind, seed: int, share: float | None = None
+    whole: Examples, path: RowSource, kind: Kind, seed: int, share: float | None = None
 ) -> tuple[Examples, Examples, str]:
     train, dev = split(whole, kind, seed, share)
     if not dev:
@@ -284,7 +294,7 @@ def _hold_out(
 
 
 def _tested(
-    path: Path | None, columns: Columns, kind: Kind, labels: tuple[str, ...]
+    path: RowSource | None, columns: Columns, kind: Kind, labels: tuple[str, ...]
 ) -> tuple[Examples | None, tuple[str, ...]]:
     if path is None:
         return None, ()

@@ -18,10 +18,10 @@ from ..errors import DataError, UsageError, suggest
 from . import loading, named
 from .columns import Sample
 from .examples import Dataset, Files, Kind
-from .formats import StrPath
 from .loading import Published
 from .named import NamedTask
 from .readers import READERS
+from .source import DataFile, RowSource, StrPath
 
 HOLDOUT_SHARE = 0.2
 
@@ -92,17 +92,17 @@ class Source:
         return replace(dataset, notes=(*self.notes, *dataset.notes))
 
 
-def read(source: StrPath, *, folder: StrPath | None = None, task: str | None = None, **columns: str | None) -> Source:
-    """Find and read the training file of a path or a named task."""
+def read(
+    source: StrPath | Files,
+    *,
+    folder: StrPath | None = None,
+    encoding: str | None = None,
+    task: str | None = None,
+    **columns: str | None,
+) -> Source:
+    """Find and read the training file of a path or a named task. `Files` were found before, or are data in memory."""
     kind, asked = kind_or_task(task)
-    path, meant, notes = path_or_task(source)
-    if meant is not None:
-        place = find(meant, folder)
-        files, notes = _files(meant, place), place.notes(meant)
-    else:
-        assert path is not None
-        files, renamed = loading.find_files(path)
-        notes += renamed
+    files, meant, notes = _found(source, folder, encoding)
     if meant and ((asked or meant) is not meant or (kind or meant.kind) != meant.kind):
         raise UsageError(f"--task {task}: {meant.name} is a task of its own; remove --task")
     follows = asked or meant
@@ -120,8 +120,22 @@ def read(source: StrPath, *, folder: StrPath | None = None, task: str | None = N
     return Source(published, follows, tuple(notes))
 
 
+def _found(
+    source: StrPath | Files, folder: StrPath | None, encoding: str | None
+) -> tuple[Files, NamedTask | None, list[str]]:
+    if isinstance(source, Files):
+        return source, None, []
+    path, task, notes = path_or_task(source)
+    if task is not None:
+        place = find(task, folder)
+        return _files(task, place), task, place.notes(task)
+    assert path is not None
+    files, renamed = loading.find_files(path, encoding)
+    return files, None, notes + renamed
+
+
 def load(
-    source: StrPath,
+    source: StrPath | Files,
     *,
     protocol: str = "published",
     train_size: int | None = None,
@@ -137,8 +151,9 @@ def _files(task: NamedTask, place: Place) -> Files:
     if "train" not in place.files:
         names = ", ".join(task.splits["train"])
         raise DataError(f"{place.folder} has no train file of {task.name} ({names}, with a known extension)")
-    more = {split: file for split, file in place.files.items() if split not in loading.ROLES}
-    return Files(place.files["train"], place.files.get("dev"), place.files.get("test"), more)
+    files = {split: DataFile(path) for split, path in place.files.items()}
+    more = {split: file for split, file in files.items() if split not in loading.ROLES}
+    return Files(files["train"], files.get("dev"), files.get("test"), more)
 
 
 def _columns(task: NamedTask, sample: Sample, given: Mapping[str, str | None]) -> dict[str, str | None]:
@@ -157,27 +172,31 @@ def _columns(task: NamedTask, sample: Sample, given: Mapping[str, str | None]) -
     return found
 
 
-def split_file(source: StrPath, split: str | None, folder: StrPath | None) -> tuple[Path, NamedTask | None, list[str]]:
+def split_file(
+    source: StrPath, split: str | None, folder: StrPath | None, encoding: str | None = None
+) -> tuple[RowSource, NamedTask | None, list[str]]:
     """The file to evaluate on: a path, the test, dev or train file of a folder, or a split of a named task."""
     path, task, notes = path_or_task(source)
     if task is None:
         assert path is not None
-        return _in_folder(path, split, notes)
+        return _in_folder(path, split, notes, encoding)
     place = find(task, folder)
     wanted = split or "dev"
     if split is None and "dev" not in place.files:
         wanted = "test"
     if wanted not in place.files:
         raise DataError(f"{place.folder} has no {wanted} file of {task.name}; it has: {', '.join(place.files)}")
-    return place.files[wanted], task, [f"{task.name}, {wanted}: {place.files[wanted]}."]
+    return DataFile(place.files[wanted]), task, [f"{task.name}, {wanted}: {place.files[wanted]}."]
 
 
-def _in_folder(path: Path, split: str | None, notes: list[str]) -> tuple[Path, None, list[str]]:
+def _in_folder(
+    path: Path, split: str | None, notes: list[str], encoding: str | None
+) -> tuple[RowSource, None, list[str]]:
     if not path.is_dir():
         if split is not None:
             raise UsageError(f"--split {split}: {path} is a file; a split is of a folder or a named task")
-        return path, None, notes
-    files, _ = loading.find_files(path)
+        return DataFile(path, encoding), None, notes
+    files, _ = loading.find_files(path, encoding)
     if split is None:
         return files.test or files.dev or files.train, None, notes
     chosen = {"train": files.train, "dev": files.dev, "test": files.test}.get(split)

@@ -8,8 +8,8 @@ from typing import Any
 
 from .. import files
 from ..data import loading, sources
-from ..data.formats import StrPath
 from ..data.named import GlueFile, NamedTask
+from ..data.source import StrPath
 from ..errors import DataError, UsageError
 from .predictor import Predictor
 

@@ -15,6 +15,7 @@ from ..arrays import Array
 from ..data import loading, sources
 from ..data.columns import Sample
 from ..data.examples import Columns
+from ..data.source import RowSource
 from ..delta.delta import Delta
 from ..errors import DataError, DeltaError, ModelError, UsageError
 from ..model.base import DEMO, Base, load_base
@@ -58,14 +59,19 @@ class Predictor:
             yield from self._resident.answers(reading, self.outputs(reading.encoded))
 
     def evaluate(
-        self, source: str | Path, split: str | None = None, folder: str | Path | None = None, **given: str | None
+        self,
+        source: str | Path,
+        split: str | None = None,
+        folder: str | Path | None = None,
+        encoding: str | None = None,
+        **given: str | None,
     ) -> tuple[int, dict[str, Score], tuple[str, ...]]:
         """Rows, every metric with its interval, and what was noticed.
 
         The source is a labelled file, a folder (its test file, or the split), or a named task (dev, or the split),
         whose data is looked for in `folder` first.
         """
-        path, named, taken = sources.split_file(source, split, folder)
+        path, named, taken = sources.split_file(source, split, folder, encoding)
         if named is not None and named.kind != self.task.kind:
             raise DataError(f"{named.name} is a task of {named.kind}, and the delta is for {self.task.kind}")
         by_number = named is not None or self.delta.meta.name is not None
@@ -77,12 +83,15 @@ class Predictor:
         encoded = self.task.encode(encoder, examples)
         predictions = self.task.predictions(self.outputs(encoded), encoded, examples)
         remarks = self.task.remarks(encoder, encoded, examples)
-        return len(examples), self.task.scores(predictions, examples), (*taken, took, *notes, *remarks)
+        said = (*taken, took, *notes, *path.notes, *remarks)
+        return len(examples), self.task.scores(predictions, examples), said
 
-    def columns_in(self, source: str | Path | Sample, labelled: bool = False, **given: str | None) -> Columns:
+    def columns_in(
+        self, source: str | Path | RowSource | Sample, labelled: bool = False, **given: str | None
+    ) -> Columns:
         """The file's columns: those given, else those of the training file if it has them, else found anew."""
         sample = Sample.of(source)
-        self._require_kind(sample.path)
+        self._require_kind(sample)
         named = {role: column for role, column in given.items() if column is not None}
         trained = {"text": self.columns.text, "text_pair": self.columns.text_pair}
         if labelled:
@@ -98,13 +107,14 @@ class Predictor:
             raise DataError(f"{sample.path}: the delta was trained on {need}; this file has other columns")
         return found
 
-    def _require_kind(self, path: str | Path) -> None:
+    def _require_kind(self, sample: Sample) -> None:
         """Refuse a file whose format is that of another kind of task."""
-        held = loading.kind_of_format(path)
+        held = loading.kind_of_format(sample.path)
         if held is not None and held != self.task.kind:
-            raise DataError(f"{path} is a file for {held}, and the delta is for {self.task.kind}; give it another file")
+            kinds = f"is a file for {held}, and the delta is for {self.task.kind}"
+            raise DataError(f"{sample.path} {kinds}; give it another file")
 
-    def texts_in(self, path: str | Path, **given: str | None) -> Iterator[Text]:
+    def texts_in(self, path: str | Path | RowSource, **given: str | None) -> Iterator[Text]:
         """The texts, or pairs, of a file as a stream."""
         sample = Sample.of(path)
         for _, text, pair in loading.stream_texts(sample, self.columns_in(sample, False, **given), self.task.kind):

@@ -73,6 +73,7 @@ class Plan:
         "published", "holdout: a fifth of train picks the checkpoint, and dev is the test", choices=PROTOCOLS
     )
     data: str | None = _option(None, "folder with the data of named tasks: DATA/TASK/SPLIT.jsonl[.gz] ($BITFIT_DATA)")
+    encoding: str | None = _option(None, "encoding of the files: utf-8, cp1252, utf-16, ... (what their bytes tell)")
     metric: str | None = _option(
         None, "metric that picks the best checkpoint and trial (accuracy; spearman for numbers)"
     )
@@ -89,6 +90,7 @@ class Plan:
     device: str = _option("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
 
     def __post_init__(self) -> None:
+        from ..data.decoding import check_encoding
         from ..data.sources import kind_or_task
         from ..model.language import check, parse_init
 
@@ -102,6 +104,7 @@ class Plan:
         if self.evals_per_epoch is None:
             object.__setattr__(self, "evals_per_epoch", EVALUATIONS[self.protocol])
         kind_or_task(self.task)
+        check_encoding(self.encoding)
         check(self.select)
         check(self.inject)
         parse_init(self.init)
@@ -159,6 +162,7 @@ class SharedOptions(TypedDict, total=False):
     data_seed: int
     protocol: str
     data: str | None
+    encoding: str | None
     metric: str | None
     positive: str | None
     prefix_dropout: bool

@@ -19,8 +19,10 @@ from ..arrays import Tensors
 from ..bank.bank import Bank
 from ..bank.lanes import Lane, lane_of_delta, lane_to_train
 from ..data import sources
-from ..data.examples import Columns, Dataset
+from ..data.examples import Columns, Dataset, Files
+from ..data.memory import Data, source_of_data
 from ..data.named import NamedTask
+from ..data.source import StrPath
 from ..delta.change import change_map
 from ..delta.delta import Delta
 from ..delta.meta import Meta, TrialRecord
@@ -97,7 +99,7 @@ def _percent(score: float | None) -> str:
 
 
 def train(
-    source: str | Path | Dataset,
+    source: Data,
     base: Base | str | None = None,
     *,
     plan: Plan | None = None,
@@ -108,8 +110,10 @@ def train(
     checkpoint_seconds: float = SECONDS,
     **options: Unpack[PlanOptions],
 ) -> Run:
-    """Train a grid of trials on a labelled file and keep the best by dev score.
+    """Train a grid of trials on labelled data and keep the best by dev score.
 
+    The source is a file, a folder, a named task, or data in memory: a pandas or polars frame, a datasets.Dataset or
+    DatasetDict, a list of dicts, (texts, labels), or a dict of these by split.
     `options` are the fields of Plan (select, lr, seed, epochs, ...); or give a `plan`. With `out` the best delta is
     written there, and checkpoints and histories beside it, so that `resume=True` goes on after any interruption.
     """
@@ -117,11 +121,12 @@ def train(
     size = plan.train_size
     if isinstance(size, Sequence):
         raise UsageError("train takes one train size; bitfit.sweep takes several")
-    return _train(source, base, plan, size, out, resume, watch or _ignore, say or _ignore, checkpoint_seconds)
+    data = source_of_data(source)
+    return _train(data, base, plan, size, out, resume, watch or _ignore, say or _ignore, checkpoint_seconds)
 
 
 def sweep(
-    source: str | Path,
+    source: Data,
     base: Base | str | None = None,
     *,
     train_size: Sequence[int] | None = None,
@@ -138,11 +143,12 @@ def sweep(
     if plan.train_size is None:
         raise UsageError("sweep needs train sizes, such as train_size=[100, 1000]")
     loaded = base if isinstance(base, Base) else load_base(base)
+    data = source_of_data(source)
     runs = {}
     for size in sorted(set(several(plan.train_size))):
         target = None if out is None else sized(out, size)
         runs[size] = _train(
-            source, loaded, plan, size, target, resume, watch or _ignore, say or _ignore, checkpoint_seconds
+            data, loaded, plan, size, target, resume, watch or _ignore, say or _ignore, checkpoint_seconds
         )
     return runs
 
@@ -164,7 +170,7 @@ def _ignore(*_: object) -> None:
 
 
 def _train(
-    source: str | Path | Dataset,
+    source: StrPath | Dataset | Files,
     base: Base | str | None,
     plan: Plan,
     size: int | None,
@@ -176,7 +182,7 @@ def _train(
 ) -> Run:
     """One run of a checked plan at one train size."""
     if out is not None:
-        files.check_target(Path(out), *([] if isinstance(source, Dataset) else [Path(source)]))
+        files.check_target(Path(out), *([] if isinstance(source, Dataset | Files) else [Path(source)]))
         files.check_target(run_folder(out) / "history")
     notes: list[str] = []
 
@@ -216,7 +222,7 @@ def sized(out: str | Path, size: int) -> Path:
 
 
 def prepare(
-    source: str | Path | Dataset, base: Base | str | None, plan: Plan, note: Note, size: int | None = None
+    source: StrPath | Dataset | Files, base: Base | str | None, plan: Plan, note: Note, size: int | None = None
 ) -> tuple[Job, list[Resolved]]:
     """Read the data, load the base, encode, resolve the trials: everything before the first step."""
     dataset, named = (source, None) if isinstance(source, Dataset) else _read(source, plan, size)
@@ -230,11 +236,19 @@ def prepare(
     return job, resolve_plan(plan, job, size)
 
 
-def _read(source: str | Path, plan: Plan, size: int | None) -> tuple[Dataset, NamedTask | None]:
+def _read(source: StrPath | Files, plan: Plan, size: int | None) -> tuple[Dataset, NamedTask | None]:
     return sources.load(
-        source, folder=plan.data, task=plan.task, protocol=plan.protocol, train_size=size,
-        seed=plan.data_seed, text=plan.text, text_pair=plan.text_pair, label=plan.label,
-    )  # fmt: skip
+        source,
+        folder=plan.data,
+        encoding=plan.encoding,
+        task=plan.task,
+        protocol=plan.protocol,
+        train_size=size,
+        seed=plan.data_seed,
+        text=plan.text,
+        text_pair=plan.text_pair,
+        label=plan.label,
+    )
 
 
 def run_pass(

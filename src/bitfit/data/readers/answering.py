@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from ...errors import DataError
 from ..columns import Sample
 from ..examples import Answer, Columns, Examples, Table, shortened
 from ..formats import fault, rows
+from ..source import RowSource
 from .reader import Reader, Record
 
 QUESTION, CONTEXT, ANSWERS = ("question", "query"), ("context", "passage", "document"), ("answers", "answer")
@@ -67,7 +67,7 @@ class Questions(Reader):
         texts, pairs, labels, lines = (list(column) for column in zip(*kept, strict=True))
         return Table(path, texts, pairs, labels, lines, notes)
 
-    def stream(self, path: Path, columns: Columns) -> Iterator[Record]:
+    def stream(self, path: RowSource, columns: Columns) -> Iterator[Record]:
         """Line, question and context of every record."""
         for line, values in rows(path):
             yield line, *_texts(path, line, values, columns, empty=True)
@@ -85,7 +85,9 @@ def _first(known: Sequence[str], names: Sequence[str]) -> str | None:
     return next((name for name in known if name in names), None)
 
 
-def _texts(path: Path, line: int, values: dict[str, object], columns: Columns, empty: bool = False) -> tuple[str, str]:
+def _texts(
+    path: RowSource, line: int, values: dict[str, object], columns: Columns, empty: bool = False
+) -> tuple[str, str]:
     question, context = values.get(columns.text), values.get(columns.text_pair or "")
     for name, value in ((columns.text, question), (columns.text_pair, context)):
         if not isinstance(value, str) or not (empty or value.strip()):
@@ -94,7 +96,7 @@ def _texts(path: Path, line: int, values: dict[str, object], columns: Columns, e
     return str(question), str(context)
 
 
-def _answers(path: Path, line: int, value: object) -> list[Given]:
+def _answers(path: RowSource, line: int, value: object) -> list[Given]:
     """The answers of a cell: SQuAD's list, the two lists of the hub's data sets, plain texts, or one of these."""
     if isinstance(value, dict) and isinstance(value.get("text"), list):
         texts = value["text"]
@@ -108,7 +110,7 @@ def _answers(path: Path, line: int, value: object) -> list[Given]:
     return [_answer(path, line, item) for item in items]
 
 
-def _answer(path: Path, line: int, item: object) -> Given:
+def _answer(path: RowSource, line: int, item: object) -> Given:
     text, start = (item.get("text"), item.get("answer_start")) if isinstance(item, dict) else (item, None)
     if not isinstance(text, str) or isinstance(start, bool) or not isinstance(start, int | None):
         raise fault(path, line, "an answer needs a text and, if any, a whole number as answer_start.")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
 from ...errors import DataError, suggest
 from ..columns import LABELS, Sample, bare, find_columns
 from ..examples import Columns, Examples, Table
 from ..formats import fault
+from ..source import RowSource
 from .texts import TextReader
 
 SEPARATOR = re.compile(r"[|;]")
@@ -50,7 +50,7 @@ class LabelSets(TextReader):
                 raise DataError(f'{sample.path} has no column "{name}".{suggest(name, sample.names)}')
         return several
 
-    def label_of(self, path: Path, line: int, values: dict[str, object], names: Sequence[str]) -> object | None:
+    def label_of(self, path: RowSource, line: int, values: dict[str, object], names: Sequence[str]) -> object | None:
         """The labels of a record; an empty cell has none, which is a label set too, but a missing one is unlabelled."""
         if len(names) > 1:
             return _chosen_columns(path, line, values, names)
@@ -76,7 +76,7 @@ class LabelSets(TextReader):
         return Examples(table.texts, table.pairs, sets, table.lines)
 
 
-def label_set(path: Path, line: int, cell: object) -> tuple[str, ...]:
+def label_set(path: RowSource, line: int, cell: object) -> tuple[str, ...]:
     """The labels of a cell: a list, or names between | or ;."""
     parts = cell if isinstance(cell, list | tuple) else SEPARATOR.split(str(cell))
     if not all(isinstance(part, str | int) for part in parts):
@@ -85,7 +85,7 @@ def label_set(path: Path, line: int, cell: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def _chosen_columns(path: Path, line: int, values: dict[str, object], names: Sequence[str]) -> tuple[str, ...]:
+def _chosen_columns(path: RowSource, line: int, values: dict[str, object], names: Sequence[str]) -> tuple[str, ...]:
     """The columns that hold a 1."""
     chosen = []
     for name in names:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 from ..columns import Sample
 from ..examples import Columns, Examples, Table
+from ..source import RowSource
 
 Record = tuple[int, Any, str | None]
 """The line, text and second text of a record."""
@@ -42,7 +42,7 @@ class Reader(ABC):
         """All usable records with their labels as they stand in the file."""
 
     @abstractmethod
-    def stream(self, path: Path, columns: Columns) -> Iterator[Record]:
+    def stream(self, path: RowSource, columns: Columns) -> Iterator[Record]:
         """Line, text and second text of every record, one by one."""
 
     @abstractmethod

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from ...errors import DataError, suggest
 from ..columns import Sample
 from ..examples import Columns, Examples, Table, skipped
-from ..formats import extension, fault, rows
+from ..formats import fault, rows
+from ..source import RowSource, extension
 from .reader import Reader, Record
 
 WORDS = ("tokens", "words", "form")
@@ -72,7 +72,7 @@ class Sentences(Reader):
         lines, texts, labels = zip(*kept, strict=True)
         return Table(path, list(texts), None, list(labels), list(lines), notes)
 
-    def stream(self, path: Path, columns: Columns) -> Iterator[Record]:
+    def stream(self, path: RowSource, columns: Columns) -> Iterator[Record]:
         """Line and words of every record; a text is split into words."""
         for line, values in rows(path):
             value = values.get(columns.text)
@@ -109,7 +109,7 @@ def _first(known: Sequence[str], names: Sequence[str] | dict[str, object]) -> st
 
 
 def _tagged(
-    path: Path, line: int, values: dict[str, object], columns: Columns
+    path: RowSource, line: int, values: dict[str, object], columns: Columns
 ) -> tuple[tuple[str, ...], list[str | None]]:
     words = _words_of(path, line, columns.text, values.get(columns.text))
     tags = values.get(columns.label or "")
@@ -120,7 +120,7 @@ def _tagged(
     return words, [_tag(path, tag) for tag in tags]
 
 
-def _words_of(path: Path, line: int, name: str, value: object) -> tuple[str, ...]:
+def _words_of(path: RowSource, line: int, name: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise fault(path, line, f'column "{name}" holds no list of words.')
     blank = [number for number, word in enumerate(value, 1) if not word.strip()]
@@ -129,7 +129,7 @@ def _words_of(path: Path, line: int, name: str, value: object) -> tuple[str, ...
     return tuple(value)
 
 
-def _tag(path: Path, value: object) -> str | None:
+def _tag(path: RowSource, value: object) -> str | None:
     # In CoNLL-U a field without a value holds an underscore.
     if value is None or (value == "_" and extension(path) == ".conllu") or not str(value).strip():
         return None

@@ -8,13 +8,13 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
-from pathlib import Path
 from typing import ClassVar
 
 from ...errors import DataError, suggest
 from ..columns import MANY_CLASSES, Sample, find_columns, is_missing, number
 from ..examples import Columns, Examples, Table, conflicts, shortened, skipped
 from ..formats import fault, rows
+from ..source import RowSource
 from .reader import Reader, Record
 
 FEW_FLOATS = 20
@@ -51,20 +51,20 @@ class TextReader(Reader):
         lines, texts, pairs, labels = (list(column) for column in zip(*kept, strict=True))
         return Table(path, texts, pairs if columns.text_pair else None, labels, lines, notes)
 
-    def stream(self, path: Path, columns: Columns) -> Iterator[Record]:
+    def stream(self, path: RowSource, columns: Columns) -> Iterator[Record]:
         """Line, text and second text of every record, empty texts included: answers match the file row by row."""
         for line, values in rows(path):
             yield line, *texts_of(path, line, values, columns)
 
     @abstractmethod
-    def label_of(self, path: Path, line: int, values: dict[str, object], names: Sequence[str]) -> object | None:
+    def label_of(self, path: RowSource, line: int, values: dict[str, object], names: Sequence[str]) -> object | None:
         """The label of a record as it stands in its label columns; None if there is none."""
 
 
 class ScalarReader(TextReader):
     """The label is one word or number."""
 
-    def label_of(self, path: Path, line: int, values: dict[str, object], names: Sequence[str]) -> object | None:
+    def label_of(self, path: RowSource, line: int, values: dict[str, object], names: Sequence[str]) -> object | None:
         """The cell, if it is not empty and no list."""
         label = values.get(names[0]) if names else None
         if isinstance(label, list | tuple | dict | bytes):
@@ -155,7 +155,7 @@ def infer_kind(table: Table) -> tuple[str, list[str]]:
     return Numbers.kind, [f"Float labels, so this is a regression, from {min(values):g} to {max(values):g}."]
 
 
-def texts_of(path: Path, line: int, values: dict[str, object], columns: Columns) -> tuple[str, str | None]:
+def texts_of(path: RowSource, line: int, values: dict[str, object], columns: Columns) -> tuple[str, str | None]:
     """The text of a record and the second one, if there are two; an empty cell is an empty text."""
     text = _text(path, line, columns.text, values.get(columns.text))
     if columns.text_pair is None:
@@ -172,7 +172,7 @@ def class_name(value: object) -> str:
     return whole[1] if whole else name
 
 
-def _text(path: Path, line: int, name: str, value: object) -> str:
+def _text(path: RowSource, line: int, name: str, value: object) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple | dict | bytes):
@@ -203,7 +203,7 @@ def _all_numbers(table: Table, numbers: list[float | None]) -> bool:
     return False
 
 
-def _finite(path: Path, line: int, label: object) -> float:
+def _finite(path: RowSource, line: int, label: object) -> float:
     value = number(label)
     if value is None or not math.isfinite(value):
         raise fault(path, line, f'label "{label}" is not a finite number as the other labels are.')

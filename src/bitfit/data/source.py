@@ -1,0 +1,73 @@
+"""What rows are read from: a file, or rows in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+StrPath = str | os.PathLike[str]
+
+
+@dataclass
+class DataFile:
+    """A file of rows. Without an encoding it is UTF-8, or what its bytes tell."""
+
+    path: Path
+    encoding: str | None = None
+    recognised: str | None = field(default=None, compare=False)  # the encoding, if its bytes told one that is not UTF-8
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return self.path.name
+
+    @property
+    def notes(self) -> list[str]:
+        """What was noticed while the file was read."""
+        if self.recognised is None:
+            return []
+        return [f"{self.name} is not UTF-8; it was read as {self.recognised}. If that is wrong, pass --encoding."]
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Rows in memory, one mapping per row."""
+
+    rows: Sequence[Mapping[str, object]]
+    name: str = "the data"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def notes(self) -> list[str]:
+        """Nothing: rows in memory have no encoding."""
+        return []
+
+
+RowSource = DataFile | Records
+
+
+def source_of(given: StrPath | RowSource) -> RowSource:
+    """A path as a data file; a source as it is."""
+    return given if isinstance(given, DataFile | Records) else DataFile(Path(given))
+
+
+def plain_name(file: Path) -> Path:
+    """A file's name without .gz, in lower case."""
+    return Path(file.name.lower().removesuffix(".gz"))
+
+
+def extension(source: Path | RowSource) -> str:
+    """What tells the format: the ending before .gz. Rows in memory have none."""
+    if isinstance(source, Records):
+        return ""
+    return plain_name(source if isinstance(source, Path) else source.path).suffix
