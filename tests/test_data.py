@@ -18,7 +18,8 @@ from bitfit.data import formats, loading, sources, splits
 from bitfit.data.columns import find_columns
 from bitfit.data.loading import Columns, Examples, load, load_labelled, rows, stream_texts
 from bitfit.data.readers.texts import class_name
-from bitfit.errors import DataError
+from bitfit.data.source import DataFile
+from bitfit.errors import DataError, UsageError
 
 SHARED = Path(os.environ.get("BITFIT_SHARED", Path(__file__).parents[2] / "shared")) / "data"
 
@@ -159,8 +160,18 @@ def test_reading_takes_constant_memory(tmp_path):
 
 
 BAD_FILES = {
-    "unknown extension": ("f.xlsx", b"x", r"no known extension. Known: .csv, .tsv, .jsonl, .ndjson, .parquet"),
-    "bad encoding": ("f.csv", b"text,label\nok,1\nna\xefve,1\n", r"line 3: byte 0xef at byte 3 is not UTF-8"),
+    "unknown extension": ("f.dat", b"x", r"no known extension. Known: .csv, .tsv, .jsonl, .ndjson, .parquet"),
+    "spreadsheet": ("f.xlsx", b"PK\x03\x04", r"is a spreadsheet; save it as CSV"),
+    "PDF": ("f.csv", b"%PDF-1.7\n", r"is a PDF document, not a text file"),
+    "zip": ("f.jsonl", b"PK\x03\x04....", r"is a zip archive"),
+    "gzip without its name": ("f.csv", gzip.compress(b"text,label\na,1\n"), r"add .gz to its name"),
+    "a zip as Parquet": ("f.parquet", b"PK\x03\x04....", r"is a zip archive"),
+    "Cyrillic": (
+        "f.csv",
+        "text,label\nхорошо,1\n".encode("cp1251"),
+        r"line 2: byte 0xf5 at byte 1 is not UTF-8",
+    ),
+    "UTF-8 and cp1252": ("f.csv", "text,label\ncafé,1\n".encode() + b"caf\xe9,1\n", r"line 3: byte 0xe9 .*not UTF-8"),
     "bad encoding after a mark": ("f.csv", b"\xef\xbb\xbfte\xfft\n", r"line 1: byte 0xff at byte 6"),
     "NUL byte": ("f.jsonl", b'{"text": "a"}\n{"text": "a\0"}\n', r"line 2: a NUL byte at byte 12"),
     "too few fields": ("f.csv", "text,label\na,1\nb\n", r"line 3: 2 fields \(text, label\) expected, 1 found"),
@@ -187,6 +198,41 @@ def test_a_bad_file_is_one_clear_error(tmp_path, case):
         values(write(tmp_path / name, content))
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "utf-16", "utf-16-le", "utf-16-be"])
+def test_another_encoding_is_recognised_and_said(tmp_path, encoding):
+    lines = [f"the naïve waiter of the café said {i},{i % 2}\n" for i in range(16)]
+    text = "text,label\n" + "".join(lines)
+    path = write(tmp_path / "f.csv", text.encode(encoding))
+    dataset = loading.load(path)
+    assert any("naïve waiter of the café" in example for example in dataset.train.texts)
+    read_as = "UTF-16" if encoding.startswith("utf") else "cp1252"
+    assert note(dataset, f"f.csv is not UTF-8; it was read as {read_as}")
+
+
+def test_an_encoding_that_is_given_is_used_and_not_guessed(tmp_path):
+    path = write(tmp_path / "f.csv", "text,label\nхорошо,1\n".encode("cp1251"))
+    file = DataFile(path, "cp1251")
+    assert [row.values["text"] for row in rows(file)] == ["хорошо"] and not file.notes
+    with pytest.raises(DataError, match=r"not utf-8 text; pass another --encoding"):
+        list(rows(DataFile(path, "utf-8")))
+    with pytest.raises(UsageError, match="--encoding klingon: not known"):
+        list(rows(DataFile(path, "klingon")))
+
+
+def test_a_json_array_of_records_is_read_as_rows(tmp_path):
+    records = [{"text": f"text {i}", "label": "yes" if i % 2 else "no"} for i in range(20)]
+    dataset = loading.load(write(tmp_path / "f.json", json.dumps(records, indent=1)))
+    assert dataset.kind == "classification" and len(dataset.train) + len(dataset.dev) == 20
+
+
+@pytest.mark.parametrize("content", ["text\na\nb\n", "text,label\na,\nb,\n", "text,label\na,-1\nb,-1\n"])
+def test_a_file_without_labels_says_so_where_labels_are_needed(tmp_path, content):
+    path = write(tmp_path / "f.csv", content)
+    columns = Columns("text", None, "label" if "label" in content else None)
+    with pytest.raises(DataError, match=r"labels are needed here \(bitfit predict works without them\)"):
+        load_labelled(path, columns, "classification", ("no", "yes"))
 
 
 def test_an_escaped_surrogate_pair_is_text(tmp_path):
@@ -347,7 +393,10 @@ def test_one_label_only_is_an_error(tmp_path, label):
 
 
 def test_many_int_classes_are_a_warning(tmp_path):
-    assert note(load(labelled(tmp_path / "f.jsonl", list(range(51)) * 2)), "51 classes are many")
+    assert note(
+        load(labelled(tmp_path / "f.jsonl", list(range(51)) * 2)),
+        "51 different whole numbers are taken as classes",
+    )
 
 
 def test_a_class_with_one_example_is_kept_in_train(tmp_path):

@@ -511,7 +511,12 @@ def test_a_question_without_a_usable_answer_is_counted(tmp_path, answers, messag
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "no usable JSON"), ("[1]", "not in SQuAD format"), ('{"data": [{}]}', '"paragraphs" is missing')],
+    [
+        ("{", "no usable JSON"),
+        ("[1]", "record 1: an object is needed here"),
+        ('{"a": 1}', "not a list of records"),
+        ('{"data": [{}]}', '"paragraphs" is missing'),
+    ],
 )
 def test_a_json_file_of_another_shape_is_refused(tmp_path, text, message):
     path = tmp_path / "s.json"

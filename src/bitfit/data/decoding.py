@@ -90,8 +90,9 @@ def _marked(head: bytes) -> str | None:
 def _decoded_lines(file: DataFile, stream: Stream, encoding: str) -> Iterator[tuple[int, str]]:
     line = 0
     try:
-        for line, text in enumerate(io.TextIOWrapper(stream, encoding, newline="\n"), 1):
-            yield line, text.removeprefix("\ufeff") if line == 1 else text
+        with io.TextIOWrapper(stream, encoding, newline="\n") as texts:
+            for line, text in enumerate(texts, 1):
+                yield line, text.removeprefix("\ufeff") if line == 1 else text
     except UnicodeError as error:
         raise DataError(f"{file.path}, after line {line}: not {encoding} text; pass another --encoding.") from error
 

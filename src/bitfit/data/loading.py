@@ -18,7 +18,7 @@ from .examples import Dataset as Dataset
 from .examples import Examples as Examples
 from .examples import Files
 from .examples import Kind as Kind
-from .formats import ENDINGS, Row, existing, format_of
+from .formats import ENDINGS, existing, format_of
 from .formats import rows as rows
 from .readers import all_readers, reader_of
 from .readers.texts import Classes, class_name, infer_kind
@@ -51,6 +51,9 @@ def load_labelled(
     """The examples of a file whose columns, kind and labels are known, with notes."""
     sample = Sample.of(source)
     _require_label(sample, columns)
+    if not _has_labels(sample, columns, kind, labels):
+        what = f'no row has a label in column "{columns.label}"'
+        raise DataError(f"{sample.path}: {what}; labels are needed here (bitfit predict works without them).")
     find_columns_of(kind, sample, text=columns.text, text_pair=columns.text_pair, label=columns.label)
     reader = reader_of(kind)
     table = reader.read(sample, columns)
@@ -59,6 +62,10 @@ def load_labelled(
 
 def _require_label(sample: Sample, columns: Columns) -> None:
     if columns.label is None:
+        rest = [name for name in sample.names if name not in (columns.text, columns.text_pair)]
+        if not rest:
+            what = "no column but the text, so it has no labels"
+            raise DataError(f"{sample.path} has {what}; labels are needed here (bitfit predict works without them).")
         names = ", ".join(sample.names)
         raise DataError(f"{sample.path}: cannot tell which column is the label; pass --label with one of: {names}.")
 
@@ -299,16 +306,21 @@ def _tested(
     if path is None:
         return None, ()
     sample = Sample.of(path)
-    names = reader_of(kind).label_columns(sample, columns.label)
-    if all(_is_unlabelled(row, name, labels) for row in chain(sample.rows, rows(path)) for name in names):
+    if not _has_labels(sample, columns, kind, labels):
         return None, (f"{path.name} has no labels and is ignored.",)
     return load_labelled(sample, columns, kind, labels)
 
 
-def _is_unlabelled(row: Row, label: str, labels: tuple[str, ...]) -> bool:
-    """Whether the label is missing, or the -1 by which public test sets hide theirs."""
-    value = row.values.get(label)
-    return is_missing(value) or ("-1" not in labels and class_name(value) == "-1")
+def _has_labels(sample: Sample, columns: Columns, kind: Kind, labels: Sequence[str]) -> bool:
+    """Whether any row has a label; -1 is how public test sets hide theirs."""
+    hidden = "-1" not in labels
+    names = reader_of(kind).label_columns(sample, columns.label)
+    for row in chain(sample.rows, rows(sample.path)):
+        for name in names:
+            value = row.values.get(name)
+            if not is_missing(value) and not (hidden and class_name(value) == "-1"):
+                return True
+    return False
 
 
 def _cut(

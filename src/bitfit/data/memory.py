@@ -125,7 +125,7 @@ def _labelled_texts(texts: object, labels: object) -> list[Mapping[str, object]]
         if isinstance(text, tuple):
             if len(text) != 2:
                 raise TypeError(f"a tuple of {len(text)} texts; a text is one string, or a tuple of two")
-            rows.append({"text": text[0], "text_pair": text[1], "label": label})
+            rows.append({"sentence1": text[0], "sentence2": text[1], "label": label})
         elif isinstance(text, list):
             rows.append({"tokens": text, "tags": label})
         elif isinstance(text, str):

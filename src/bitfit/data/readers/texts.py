@@ -18,6 +18,7 @@ from ..source import RowSource
 from .reader import Reader, Record
 
 FEW_FLOATS = 20
+MANY_NUMBERS = 30
 
 
 class TextReader(Reader):
@@ -112,8 +113,12 @@ class Classes(ScalarReader):
     def doubts(self, examples: Examples, labels: tuple[str, ...]) -> list[str]:
         """Conflicts, very many classes, classes that differ by spelling alone or have a single example."""
         notes = super().doubts(examples, labels)
-        if len(labels) > MANY_CLASSES:
-            notes.append(f"{len(labels):,} classes are many; if the labels are amounts, write them as floats (3.0).")
+        amounts = all(number(name) is not None for name in labels)
+        if amounts and len(labels) >= MANY_NUMBERS:
+            what = f"{len(labels):,} different whole numbers are taken as classes"
+            notes.append(f"{what}; if they are amounts, pass --task regression.")
+        elif len(labels) > MANY_CLASSES:
+            notes.append(f"{len(labels):,} classes are many; is this the right label column?")
         spelt = [" and ".join(names) for names in _spellings(labels).values() if len(names) > 1]
         if spelt:
             notes.append(f"Different classes by their spelling alone: {shortened(spelt)}.")
