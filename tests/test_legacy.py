@@ -62,7 +62,7 @@ def test_old_deltas_are_inspected_and_served(tmp_path, capsys):
         assert json.loads(capsys.readouterr().out)["trial"]["lr"] == 0.01
         shutil.copy(path, tmp_path)
     repository = Repository(tmp_path, Delta.load(DELTAS[0]).meta.fingerprint)
-    assert repository.scan().added == tuple(path.stem for path in DELTAS)
+    assert list(repository.scan().added) == [path.stem for path in DELTAS]
 
 
 def test_an_old_study_is_listed_and_reported(tmp_path):
