@@ -13,14 +13,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bitfit import Delta, load_base, predict
+from bitfit import Delta, load_base
 from support import delta_of, make_folder, shared
 
 pytest.importorskip("starlette", reason="needs the serve extra")
@@ -30,7 +29,8 @@ from bench_serve import Stock, make_tasks, served, throughput
 
 from bitfit.errors import ServiceError
 from bitfit.serve.client import Client
-from bitfit.serve.load import Line, Load, measure
+from bitfit.serve.load import Connection, Load, measure
+from churn import Churn
 from service import CHANGE, TEXTS, numbers
 
 pytestmark = [
@@ -61,89 +61,6 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return base, folder
 
 
-class Versions:
-    """Which version each task had (None: it was not there), and from when to when at the longest."""
-
-    def __init__(self) -> None:
-        self.spans: dict[str, list[list[Any]]] = {}
-
-    def begin(self, task: str, version: str | None) -> None:
-        self.spans.setdefault(task, []).append([version, time.monotonic(), None])
-
-    def end(self, task: str) -> None:
-        """What was there before the last is over now, for certain."""
-        for span in self.spans[task][:-1]:
-            span[2] = span[2] or time.monotonic()
-
-    def could_be(self, task: str, version: str | None, began: float, ended: float) -> bool:
-        spans = self.spans[task]
-        return any(v == version and since <= ended and (to is None or to >= began) for v, since, to in spans)
-
-
-class Churn:
-    """Tasks that are asked while they are replaced and removed, and every answer that could not be right."""
-
-    def __init__(self, base: Any, url: str) -> None:
-        self.url, self.names = url, [f"t{i}" for i in range(16)]
-        pool = [delta_of(base, k, 2 + k % 3) for k in range(40)]
-        self.files = [delta.encode() for delta in pool]
-        self.versions = [Delta.checked(*_decoded(data), "x").meta.sha256[:16] for data in self.files]
-        self.expected = {
-            version: {text: numbers(answer) for text, answer in zip(TEXTS, predict(delta, TEXTS, base), strict=True)}
-            for version, delta in zip(self.versions, pool, strict=True)
-        }
-        self.history, self.codes, self.wrong, self.changes = Versions(), Counter[int](), [], 0  # type: ignore[var-annotated]
-        self.over = False
-
-    async def change(self, line: Line, task: str, number: int | None) -> None:
-        self.history.begin(task, None if number is None else self.versions[number])
-        path = f"/v1/tasks/{task}"
-        code, body = await (line.call("DELETE", path) if number is None else line.call("PUT", path, self.files[number]))
-        if code not in (200, 201) or (number is not None and json.loads(body)["version"] != self.versions[number]):
-            self.wrong.append((task, number, code, body))
-        self.history.end(task)
-        self.changes += 1
-
-    async def churn(self, names: list[str], pause: float) -> None:
-        draw, there, line = random.Random(names[0]), set(names), Line(self.url, CHANGE)
-        due = time.monotonic()
-        while not self.over:
-            task, due = draw.choice(names), due + pause
-            remove = task in there and draw.random() < 0.25
-            await self.change(line, task, None if remove else draw.randrange(len(self.files)))
-            there.discard(task) if remove else there.add(task)
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-        line.close()
-
-    async def ask(self, number: int, count: int) -> None:
-        draw, line = random.Random(number), Line(self.url, None)
-        for _ in range(count):
-            task, texts, began = draw.choice(self.names), draw.sample(TEXTS, 2), time.monotonic()
-            code, body = await line.post("/v1/predict", {"task": task, "inputs": texts})
-            ended = time.monotonic()
-            self.codes[code] += 1
-            if code == 404 and self.history.could_be(task, None, began, ended):
-                continue
-            if code != 200 or not all(
-                answer["task"] == task
-                and np.allclose(numbers(answer), self.expected[answer["version"]][text], atol=1e-4)
-                and self.history.could_be(task, answer["version"], began, ended)
-                for text, answer in zip(texts, json.loads(body)["results"], strict=True)
-            ):
-                self.wrong.append((task, code, body))
-        line.close()
-
-    async def run(self, requests: int) -> None:
-        line = Line(self.url, CHANGE)
-        for number, task in enumerate(self.names):
-            await self.change(line, task, number)
-        line.close()
-        churning = [asyncio.create_task(self.churn(self.names[k::2], 2 / 20)) for k in range(2)]
-        await asyncio.gather(*(self.ask(i, requests // 16) for i in range(16)))
-        self.over = True
-        await asyncio.gather(*churning)
-
-
 def test_50000_requests_while_20_tasks_a_second_change_have_no_wrong_answer(small):
     base, folder, deltas = small
     with served(deltas, "--base", str(folder), "--deadline", "60", BITFIT_CHANGE_TOKEN=CHANGE) as process:
@@ -153,12 +70,6 @@ def test_50000_requests_while_20_tasks_a_second_change_have_no_wrong_answer(smal
     print(f"\n{found.codes.total()} requests, {found.changes} changes ({rate:.1f}/s), codes {dict(found.codes)}")
     assert not found.wrong, found.wrong[:3]
     assert set(found.codes) <= {200, 404} and found.changes > 16
-
-
-def _decoded(data: bytes) -> Any:
-    from bitfit.delta.safefile import decode
-
-    return decode(data, "x")
 
 
 def test_600_clients_on_a_queue_of_256_get_200_or_429_and_then_all_is_well(minilm):
@@ -260,11 +171,13 @@ def _shrink(deltas: Path, process: Any) -> None:
 
 async def _ask_many(url: str, names: list[str], count: int) -> None:
     async def ask(number: int) -> None:
-        draw, line = random.Random(number), Line(url, None)
+        draw, connection = random.Random(number), Connection(url, None)
         for _ in range(count // 16):
-            code, body = await line.post("/v1/predict", {"task": draw.choice(names), "inputs": [draw.choice(TEXTS)]})
+            code, body = await connection.post(
+                "/v1/predict", {"task": draw.choice(names), "inputs": [draw.choice(TEXTS)]}
+            )
             assert code == 200, body
-        line.close()
+        connection.close()
 
     await asyncio.gather(*(ask(number) for number in range(16)))
 

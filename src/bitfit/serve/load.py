@@ -127,16 +127,16 @@ async def _measure(load: Load, texts: Sequence[str], tasks: Sequence[str], token
 
     async def client(number: int) -> None:
         draw = random.Random(load.seed * 10_000 + number)
-        line = Line(load.url, token)
+        connection = Connection(load.url, token)
         # With a rate the clock runs from when a request was due: a slow service must not slow down the clients.
         for asked in due_times(draw, load.rate / load.clients, began, until) if load.rate else _at_once(until):
             await asyncio.sleep(max(0.0, asked - time.monotonic()))
             items = [{"task": draw.choice(tasks), "text": draw.choice(texts)} for _ in range(load.texts)]
-            code, _ = await line.post("/v1/predict", {"items": items})
+            code, _ = await connection.post("/v1/predict", {"items": items})
             codes[code] += 1
             if code == 200:
                 latencies.append(time.monotonic() - asked)
-        line.close()
+        connection.close()
 
     await asyncio.gather(*(client(number) for number in range(load.clients)))
     return Result(load, time.monotonic() - began, np.array(latencies), dict(codes))
@@ -156,7 +156,7 @@ def _at_once(until: float) -> Iterator[float]:
         yield now
 
 
-class Line:
+class Connection:
     """One connection that is kept: the least HTTP that serves, so that the load costs little itself."""
 
     def __init__(self, url: str, token: str | None) -> None:
