@@ -3,15 +3,14 @@
     python3 watch_replicas.py --file replicas.conf --reload "nginx -p /etc/bitfit -c nginx.conf -s reload" \
         127.0.0.1:8001 127.0.0.1:8002 127.0.0.1:8003
 
-The open-source nginx notices a dead replica when a request fails, but not one that is stuck. This asks every replica each
-second, writes the list and reloads nginx when it changes. If no replica is ready the list stays as it is. It needs only
-the standard library.
+The open-source nginx notices a dead replica when a request fails, but not one that is stuck. This asks every replica
+each second, writes the list and reloads nginx when it changes. If no replica is ready the list stays as it is. It needs
+only the standard library.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import subprocess
 import sys
@@ -48,7 +47,7 @@ def update(file: Path, addresses: list[str], reload: str) -> None:
         return
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.write_text(text)
-    os.replace(temporary, file)
+    temporary.replace(file)
     print(f"ready: {' '.join(ready)}", file=sys.stderr, flush=True)
     subprocess.run(shlex.split(reload), check=False)
 

@@ -75,10 +75,14 @@ class Supervisor:
             self.process.wait()
 
     def stop(self) -> None:
+        """End the command: by SIGTERM, so that nginx ends its workers."""
         self.over = True
-        if self.process is not None:
+        assert self.process is not None
+        self.process.terminate()
+        self.thread.join(20)
+        if self.thread.is_alive():
             self.process.kill()
-        self.thread.join(30)
+            self.thread.join(10)
 
 
 class Deployment:
