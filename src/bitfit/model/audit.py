@@ -13,6 +13,7 @@ from ..errors import UsageError, suggest
 from .anatomy import HEADS, PARTS, Anatomy, anatomy, part_of
 from .base import Base, empty_model, load_base, load_config
 from .grafts import NONE, grow, slots
+from .language import asks_for_nothing
 from .language import select as select_sites
 from .resolution import resolve
 from .selection import Selection, count_by_term
@@ -66,7 +67,7 @@ class Audit:
     def warnings(self) -> list[str]:
         """What a user should know before training so."""
         notes = list(self.selection.notes)
-        if not self.selection and self.text.strip() != "none":
+        if not self.selection and not asks_for_nothing(self.text):
             notes.append(f"The selection {self.text} is empty on this base: only the head would train.")
         if self.unused:
             notes.append(

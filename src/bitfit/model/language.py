@@ -418,6 +418,11 @@ def check(text: str) -> None:
     _Parser(text).whole()
 
 
+def asks_for_nothing(text: str) -> bool:
+    """Whether a text says `none`, as opposed to naming entries that a model lacks."""
+    return _Parser(text).whole() == _Group("none")
+
+
 def parse_init(text: str) -> tuple[Init, ...]:
     """The start values that a text like `zero(b_q) + reinit(W_q)` asks for, in its order."""
     return _Parser(text).inits()

@@ -28,6 +28,7 @@ from ..delta.delta import Delta
 from ..delta.meta import Meta, TrialRecord
 from ..errors import Diverged, UsageError, suggest
 from ..model.base import Base, load_base
+from ..model.language import asks_for_nothing
 from ..model.selection import Selection
 from ..model.task_model import Model
 from ..tasks.metrics import Score
@@ -283,7 +284,7 @@ def _lane(model: Model, resolved: Resolved) -> Lane:
 def _remark(trial: Trial, chosen: Selection, model: Model, note: Note) -> None:
     for text in chosen.notes:
         note(text)
-    if not chosen and trial.select.strip() != "none":
+    if not chosen and not asks_for_nothing(trial.select):
         hint = "its layers lack biases, and --inject gives them some" if model.base.slots else "see bitfit count BASE"
         raise UsageError(f"--select {trial.select}: selects nothing of this base ({hint})")
     if model.injected:
