@@ -204,7 +204,7 @@ def test_counting_adds_what_is_injected(bases, architecture):
     base = bases(architecture)
     plain, grown = count(base, "bias"), count(base, "bias", inject="bias")
     added = grown.selection.count - plain.selection.count
-    assert added == grown.total - plain.total == sum(map(np.prod, base.slots.values())) > 0
+    assert added == grown.total - plain.total == sum(map(np.prod, base.target.lacking.values())) > 0
 
 
 def test_a_bare_configuration_is_counted_too(folders):

@@ -11,9 +11,10 @@ base (a frozen random head, re-initialised entries).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +24,12 @@ from torch import Tensor
 from ..arrays import Array, Tensors
 from ..delta.delta import INDEX, VALUE
 from ..errors import UsageError
+from ..model.anatomy import HEAD
+from ..model.grafts import Place
+from ..model.injection import by_place
 from ..model.rows import Known, Rows
 from ..model.task_model import Model
+from .additions import GraftGroup
 from .dropout import Keyed
 from .lanes import Lane, Slot, VectorLayout, settled
 from .packed import LaneTensors, Packed
@@ -76,6 +81,13 @@ class Bank:
         inner = self._packed.inner if self._packed else ()
         layouts = [VectorLayout.of(lane, inner) for lane in lanes]
         self._layouts = [known.setdefault(layout, layout) for layout in layouts]  # equal layouts are one object
+        self._grafts = _graft_layouts(self.lanes, self.model)
+        if any(layout is None for layout in self._grafts):
+            self._packed = None  # entries of a graft, or a graft at a place that the packed path does not compute
+        elif self._packed is not None:
+            names = {slot.name for layout in self._grafts if layout for place in layout for slot in place.slots}
+            if not self._packed.takes_grafts(names):
+                self._packed = None
         self._patches: dict[int, dict[str, list[Patch]]] = {}
         # The layers below all that any lane wears: the same in every epoch, if dropout leaves them alone.
         self.frozen = 0
@@ -88,10 +100,17 @@ class Bank:
             return self.stock_logits(rows, streams)
         out: dict[int, Tensor] = {}
         for lanes in _passes(rows):
-            own, stacks = [rows[k] for k in lanes], self._stacks(lanes)
-            worn, models = [self._lane_tensors(k, stacks) for k in lanes], [self.models[k] for k in lanes]
-            given = None if streams is None else [streams[k] for k in lanes]
-            out |= zip(lanes, self._packed(own, worn, stacks, given, models, self.frozen), strict=True)
+            stacks = self._stacks(lanes)
+            outputs = self._packed(
+                [rows[k] for k in lanes],
+                [self._lane_tensors(k, stacks) for k in lanes],
+                stacks,
+                None if streams is None else [streams[k] for k in lanes],
+                [self.models[k] for k in lanes],
+                self.frozen,
+                self._graft_groups(lanes),
+            )
+            out |= zip(lanes, outputs, strict=True)
         return out
 
     def prefix_bytes(self, rows: Rows) -> int:
@@ -134,9 +153,16 @@ class Bank:
             values = self.values[k, slot.offset : slot.offset + slot.size].cpu().numpy()
             index = None if slot.index is None else slot.index.cpu().numpy()
             named.setdefault(slot.name, []).append((index, values if index is not None else values.reshape(slot.shape)))
+        shapes = {slot.name: slot.shape for slot in self.lanes[k].slots}
         table: Tensors = {}
         for name, parts in named.items():
-            table.update(_named_arrays(name, parts))
+            arrays = _named_arrays(name, parts)
+            # A file tells the shape of a graft's tensor only if it holds the tensor whole.
+            if name not in self.model.base.parameters and len(arrays) == 2:
+                values = arrays[name + VALUE]
+                if values.size == math.prod(shapes[name]):
+                    arrays = {name: values.reshape(shapes[name])}
+            table.update(arrays)
         return table
 
     def _dropout(self, stream: int | None) -> AbstractContextManager[object]:
@@ -149,7 +175,8 @@ class Bank:
 
     def _lane_tensors(self, k: int, stacks: Mapping[str, Tensor]) -> LaneTensors:
         patches = self._patches_of(k)
-        return LaneTensors(self._effective(k, {*stacks, *patches}), patches)
+        grafted = {slot.name for place in self._grafts[k] or () for slot in place.slots}
+        return LaneTensors(self._effective(k, {*stacks, *patches, *grafted}), patches)
 
     def _patches_of(self, k: int) -> dict[str, list[Patch]]:
         """Lane k's matrices of which it has so few entries that the packed path adds them one by one."""
@@ -202,6 +229,24 @@ class Bank:
             self._leaves[k, number] = leaf
         return self._leaves[k, number]
 
+    def _graft_groups(self, lanes: list[int]) -> list[GraftGroup]:
+        """The grafts of some lanes; lanes of equal layout are stacked."""
+        members: dict[GraftLayout, list[int]] = {}
+        for position, k in enumerate(lanes):
+            layout = self._grafts[k]
+            if layout:
+                members.setdefault(layout, []).append(position)
+        groups = []
+        for layout, positions in members.items():
+            slots = [slot for place in layout for slot in place.slots]
+            numbers = [lanes[position] for position in positions]
+            stacked: tuple[Tensor, ...] = _Gather.apply(self._anchor, self, numbers, slots)  # type: ignore[no-untyped-call]
+            tensors = dict(zip(slots, stacked, strict=True))
+            for place in layout:
+                roles = dict(zip(place.roles, (tensors[slot] for slot in place.slots), strict=True))
+                groups.append(GraftGroup(place.place, tuple(positions), roles))
+        return groups
+
     def _stacks(self, lanes: list[int]) -> dict[str, Tensor]:
         # The vectors of all lanes of a batch are one tensor [lanes, n], so that one addition serves all lanes. In a
         # bank of several, a lane computed alone is stacked too: its bits must not depend on which others still run.
@@ -210,6 +255,37 @@ class Bank:
         vectors = _vectors([self._layouts[k] for k in lanes])
         stacks: tuple[Tensor, ...] = _Stacks.apply(self._anchor, self, lanes, vectors)  # type: ignore[no-untyped-call]
         return dict(zip(vectors, stacks, strict=True))
+
+
+class _Gather(torch.autograd.Function):
+    """The tensors in some slots of some lanes, [lanes, ...]; their gradients are added to the bank's."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, bank: Bank, lanes: list[int], slots: list[Slot]) -> tuple[Tensor, ...]:
+        ctx.bank, ctx.lanes, ctx.slots = bank, lanes, slots
+        ctx.set_materialize_grads(False)
+        values = bank.values.detach()
+        if lanes != list(range(len(bank.lanes))):
+            values = values[lanes]
+        trained = bank.lanes[lanes[0]].trained
+        tensors = []
+        constant = []
+        for slot in slots:
+            tensor = values[:, slot.offset : slot.offset + slot.size].reshape(len(lanes), *slot.shape)
+            tensors.append(tensor)
+            if slot.offset >= trained:
+                constant.append(tensor)
+        ctx.mark_non_differentiable(*constant)
+        return tuple(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
+        lanes = torch.tensor(ctx.lanes, device=ctx.bank.gradients.device)
+        for slot, gradient in zip(ctx.slots, gradients, strict=True):
+            if gradient is not None:
+                target = ctx.bank.gradients[:, slot.offset : slot.offset + slot.size]
+                target.index_add_(0, lanes, gradient.reshape(len(ctx.lanes), -1))
+        return None, None, None, None
 
 
 class _Stacks(torch.autograd.Function):
@@ -258,6 +334,44 @@ def _stack(base: Tensor, values: Tensor, groups: Sequence[Members]) -> Tensor:
     for members, offset, size, _ in groups:
         stack[members] = values[members, offset : offset + size]
     return stack
+
+
+@dataclass(frozen=True)
+class PlacedGraft:
+    """Where a lane holds the tensors of one graft."""
+
+    place: Place
+    roles: tuple[str, ...]
+    slots: tuple[Slot, ...]
+    trains: tuple[bool, ...]
+
+
+GraftLayout = tuple[PlacedGraft, ...]
+
+
+def _graft_layouts(lanes: Sequence[Lane], model: Model) -> list[GraftLayout | None]:
+    """Where each lane holds its grafts; None for a lane that holds one by entries."""
+    known: dict[tuple[int, int], GraftLayout | None] = {}
+    layouts = []
+    for lane in lanes:
+        key = (id(lane.slots), lane.trained)
+        if key not in known:
+            known[key] = _graft_layout(lane, model)
+        layouts.append(known[key])
+    return layouts
+
+
+def _graft_layout(lane: Lane, model: Model) -> GraftLayout | None:
+    slots = {slot.name: slot for slot in lane.slots if slot.name not in model.base.parameters}
+    slots = {name: slot for name, slot in slots.items() if not name.startswith(HEAD)}
+    if any(slot.index is not None for slot in slots.values()):
+        return None
+    layout = []
+    for place, roles in by_place(slots).items():
+        held = tuple(slots[name] for name in roles.values())
+        trains = tuple(slot.offset < lane.trained for slot in held)
+        layout.append(PlacedGraft(place, tuple(roles), held, trains))
+    return tuple(layout)
 
 
 def outputs(bank: Bank, k: int, rows: Rows, batches: Iterable[Array]) -> Array:

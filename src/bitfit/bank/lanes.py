@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -71,7 +71,8 @@ def lane_to_train(
         raise UsageError(f"--head {head}: must be one of {', '.join(HEADS)}")
     trained: list[Piece] = []
     constant: list[Piece] = []
-    changed = _start_values(model, starts, seed)
+    grafts = model.graft_starts(seed)
+    changed = _start_values(model, starts, grafts, seed)
     for name in (site for site in model.anatomy.shapes if site in selection.entries or site in changed):
         shape, original = tuple(model.original(name).shape), model.original(name).detach().cpu().reshape(-1)
         values, touched = changed.get(name, (original, np.empty(0, np.int64)))
@@ -81,6 +82,8 @@ def lane_to_train(
         rest = np.empty(0, np.int64) if index is None else _minus(touched, index, values.numel())
         if rest is None or rest.size:
             constant.append(Piece(name, rest, shape, _take(values, rest)))
+    for name, number in model.anatomy.constants:
+        constant.append(Piece(name, None, (1,), torch.tensor([number])))
     for name, value in model.head_start(seed).items():
         trains = head == "full" or (head == "bias" and name.endswith("bias"))
         (trained if trains else constant).append(Piece(name, None, tuple(value.shape), value.reshape(-1)))
@@ -92,7 +95,8 @@ def lane_of_delta(model: Model, delta: Delta) -> Lane:
     delta.check(model.base)
     pieces = []
     for name, (index, values) in sorted(delta.entries.items()):  # the same order in every delta, for one form of lane
-        shape = tuple(model.original(name).shape)
+        known = name in model.base.parameters or name in model.base.target.lacking
+        shape = tuple(model.original(name).shape) if known else values.shape
         pieces.append(Piece(name, index, shape, torch.from_numpy(np.array(values)).reshape(-1)))
     lacking = set(model.head) - set(delta.tensors)
     if lacking or set(delta.head) - set(model.head):
@@ -116,9 +120,13 @@ def settled(lanes: Sequence[Lane], device: torch.device) -> list[Lane]:
     return settled
 
 
-def _start_values(model: Model, starts: Sequence[Start], seed: int) -> dict[str, tuple[Tensor, Array | None]]:
+def _start_values(
+    model: Model, starts: Sequence[Start], grafts: Mapping[str, Tensor], seed: int
+) -> dict[str, tuple[Tensor, Array | None]]:
     """Tensor -> its values at the start and which of its entries differ from the base (None: all)."""
     changed: dict[str, tuple[Tensor, Array | None]] = {}
+    for name, values in grafts.items():
+        changed[name] = (values.reshape(-1), None)
     generator = torch.Generator().manual_seed(seed + 1)
     spread = float(getattr(model.base.config, "initializer_range", 0.02))
     for start in starts:

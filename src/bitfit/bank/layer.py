@@ -19,29 +19,23 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.activations import GELUActivation
 
+from .additions import Addition, Gradients, Keep, Tape
 from .dropout import masked, pattern
 from .layout import Group, Heads, Layout, Segments, running
-from .sparse import Place, add_changes, add_gradients
 
 Matrix = Tensor | list[Tensor]
 """A matrix of all lanes, or one for each."""
 
-Keep = Callable[..., None]
-"""Takes tensors that the backward will need."""
-
-Tape = list[Tensor]
-Gradients = dict[int, Tensor]
-"""The gradient of a tensor, by the tensor's id."""
-
 
 @dataclass(frozen=True)
 class Linear:
-    """Linear layers on the same rows, their outputs side by side: matrices, biases, and the lanes' patches."""
+    """Linear layers on the same rows, their outputs side by side: matrices, biases, and what lanes add."""
 
     matrices: Sequence[Matrix]
     biases: Sequence[Tensor]  # [n], or [lanes, n]
     segments: Segments
-    patches: Sequence[Place] = ()
+    additions: Sequence[Addition] = ()  # made of the inputs
+    behind: Sequence[Addition] = ()  # made of the outputs
 
     @property
     def tensors(self) -> Iterator[Tensor]:
@@ -49,7 +43,8 @@ class Linear:
         for matrix in self.matrices:
             yield from matrix if isinstance(matrix, list) else (matrix,)
         yield from self.biases
-        yield from (place.patch.values for place in self.patches)
+        for addition in (*self.additions, *self.behind):
+            yield from addition.tensors
 
     def forward(self, x: Tensor, keep: Keep) -> Tensor:
         """The outputs for rows `x`."""
@@ -59,30 +54,30 @@ class Linear:
             out = self._shifts(x)
             for matrix, rows, columns in self._products:
                 out[rows, columns].addmm_(x[rows], matrix.t())
+        for addition in self.additions:
+            addition.forward(out, x, keep)
+        for addition in self.behind:
+            addition.forward(out, out, keep)
         if self._dense:
             keep(x)
-        if self.patches:
-            keep(*add_changes(out, x, self.patches))
         return out
 
     def backward(self, above: Tensor, tape: Tape, found: Gradients, below: Tensor | None, plus: bool = False) -> None:
         """From the gradient of the outputs to that of the inputs, put into `below` or added to what it holds."""
-        saved = [tape.pop() for _ in range(2 * len(self.patches))][::-1]
         x = tape.pop() if self._dense else None
+        if self.behind:  # they add to the gradient of the outputs, which others may still need as it is
+            above = above.clone()
+        for addition in reversed(self.behind):
+            addition.backward(above, tape, found, above)
         for matrix, rows, columns in self._products:
             own = above[rows, columns]
             if below is not None:
                 below[rows].addmm_(own, matrix, beta=1 if plus or columns.start else 0)
             if x is not None and matrix.requires_grad:
                 found[id(matrix)] = own.t() @ x[rows]
-        if self.patches:
-            self._patch_gradients(above, saved, found, below)
+        for addition in reversed(self.additions):
+            addition.backward(above, tape, found, below)
         self._bias_gradients(above, found)
-
-    def _patch_gradients(self, above: Tensor, saved: list[Tensor], found: Gradients, below: Tensor | None) -> None:
-        values = [place.patch.values for place in self.patches]
-        gradients = add_gradients(below, above, self.patches, saved, [value.requires_grad for value in values])
-        found |= {id(v): own for v, own in zip(values, gradients, strict=True) if own is not None}
 
     def _bias_gradients(self, above: Tensor, found: Gradients) -> None:
         if any(bias.requires_grad for bias in self.biases):

@@ -7,7 +7,7 @@ head reads a text's first token only, the last layer computes only that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,12 +21,16 @@ from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2FN
 
 from ..model.architectures import architecture
+from ..model.grafts import GRAFTS
+from ..model.injection import Activation, locate
 from ..model.rows import Rows
 from ..model.task_model import Model
+from .additions import Addition, Grafted, GraftGroup, LaneRows
 from .dropout import Draws, Keyed, drop, token_keys
 from .layer import Attention, Layer, Linear, Matrix, Norm
 from .layout import Group, Layout, Segments, running
-from .sparse import Patch, Place, add_linear, write_rows
+from .sparse import Patch, Patches, add_linear, write_rows
+from .sparse import Place as PatchPlace
 
 LINEARS, NORMS = ("q", "k", "v", "m1", "m2", "m3"), ("LN1", "LN2")
 LAYER = {f"{form}_{place}" for forms, places in (("Wb", LINEARS), ("gb", NORMS)) for form in forms for place in places}
@@ -45,9 +49,19 @@ class BatchTensors:
     """The tensors of a batch: the base's, a stack [lanes, n] of vectors, or a matrix per lane."""
 
     def __init__(
-        self, originals: Mapping[str, Tensor], lanes: Sequence[LaneTensors], stacks: Mapping[str, Tensor]
+        self,
+        originals: Mapping[str, Tensor],
+        lanes: Sequence[LaneTensors],
+        stacks: Mapping[str, Tensor],
+        grafts: Sequence[GraftGroup] = (),
     ) -> None:
-        self._originals, self._lanes, self._stacks = originals, lanes, stacks
+        self._originals = originals
+        self._lanes = lanes
+        self._stacks = stacks
+        self._grafts: dict[str, list[GraftGroup]] = {}
+        for group in grafts:
+            self._grafts.setdefault(group.place.module, []).append(group)
+        self._rows: dict[tuple[int, tuple[int, ...]], LaneRows] = {}
         self._own = {name for lane in lanes for name in lane.tensors}
         self._patched = {name for lane in lanes for name in lane.patches}
 
@@ -58,17 +72,35 @@ class BatchTensors:
         every = [lane.tensors.get(name, self._originals[name]) for lane in self._lanes]
         return every[0] if len(every) == 1 else every
 
-    def patches(self, names: Sequence[str], sizes: Sequence[int], segments: Segments) -> list[Place]:
+    def patches(self, names: Sequence[str], sizes: Sequence[int], segments: Segments) -> list[PatchPlace]:
         """The lanes' patches on matrices whose outputs, of these sizes, lie side by side."""
         if self._patched.isdisjoint(names):
             return []
-        outputs = [slice(a, b) for a, b in pairwise(running(sizes))]
-        return [
-            Place(patch, slice(*rows), columns)
-            for lane, rows in zip(self._lanes, pairwise(segments.bounds), strict=True)
-            for name, columns in zip(names, outputs, strict=True)
-            for patch in lane.patches.get(name, ())
-        ]
+        places = []
+        columns = [slice(*ends) for ends in pairwise(running(sizes))]
+        for lane, ends in zip(self._lanes, pairwise(segments.bounds), strict=True):
+            for name, outputs in zip(names, columns, strict=True):
+                for patch in lane.patches.get(name, ()):
+                    places.append(PatchPlace(patch, slice(*ends), outputs))
+        return places
+
+    def grafts(
+        self, names: Sequence[str], sizes: Sequence[int], segments: Segments, activation: Activation
+    ) -> tuple[list[Grafted], list[Grafted]]:
+        """The lanes' grafts beside the same matrices: those that read the inputs, and those that read the outputs."""
+        before: list[Grafted] = []
+        behind: list[Grafted] = []
+        for name, ends in zip(names, pairwise(running(sizes)), strict=True):
+            for group in self._grafts.get(name.removesuffix(".weight"), ()):
+                added = Grafted(group, self._lane_rows(segments, group.lanes), slice(*ends), activation)
+                (behind if GRAFTS[group.place.graft].reads_output else before).append(added)
+        return before, behind
+
+    def _lane_rows(self, segments: Segments, lanes: tuple[int, ...]) -> LaneRows:
+        key = (id(segments), lanes)
+        if key not in self._rows:
+            self._rows[key] = LaneRows.of(segments, lanes)
+        return self._rows[key]
 
     def vector(self, name: str) -> Tensor:
         """[n] where all lanes agree, else [lanes, n]."""
@@ -101,6 +133,14 @@ class Packed:
         self.products = frozenset(name for name, term in terms.items() if term.startswith("W_"))
         self.look_ups = frozenset(name for name, term in terms.items() if term in ("words", "types", "positions"))
 
+    def takes_grafts(self, names: Iterable[str]) -> bool:
+        """Whether grafts with these tensors can be computed here: beside linear layers, by formulas for packed rows."""
+        for name in names:
+            found = locate(name)
+            if found is None or not GRAFTS[found[0].graft].packed or f"{found[0].module}.weight" not in self.products:
+                return False
+        return True
+
     @staticmethod
     def supports(model: Model) -> bool:
         """Whether this path computes the model: a known family with every tensor in its place."""
@@ -120,6 +160,7 @@ class Packed:
         streams: Sequence[int] | None,
         models: Sequence[Model],
         frozen: int = 0,
+        grafts: Sequence[GraftGroup] = (),
     ) -> list[Tensor]:
         """Each lane's outputs for its rows, by its own head; with streams, dropout is on above the frozen layers."""
         states = self._known(rows, frozen) if frozen else None
@@ -129,7 +170,7 @@ class Packed:
                 states = self._prefix(layout, frozen)
             if frozen < self.layers:
                 draws = None if streams is None else _draws(rows, streams, self._sites(self.layers), layout.ids.device)
-                step = _Pass(self, BatchTensors(self.originals, lanes, stacks), layout, draws)
+                step = _Pass(self, BatchTensors(self.originals, lanes, stacks, grafts), layout, draws)
                 states = step.run(states, frozen, self.layers, [model.pool for model in models])
         assert states is not None
         counts = [model.output_count(own) for model, own in zip(models, rows, strict=True)]
@@ -204,8 +245,8 @@ class Packed:
 class _Pass:
     """One forward pass: the lanes' tensors on one layout, dropout sites counted as the stock model meets them."""
 
-    def __init__(self, packed: Packed, worn: BatchTensors, layout: Layout, draws: Draws | None) -> None:
-        self.packed, self.worn, self.layout, self.draws = packed, worn, layout, draws
+    def __init__(self, packed: Packed, tensors: BatchTensors, layout: Layout, draws: Draws | None) -> None:
+        self.packed, self.tensors, self.layout, self.draws = packed, tensors, layout, draws
         self.site = 0
         self.masks = self._attention_masks()
         self.heads, self.head = layout.heads(packed.heads, 3), layout.heads(packed.heads, 1)
@@ -251,14 +292,14 @@ class _Pass:
 
     def _look_up(self, part: str, index: Tensor) -> Tensor:
         name, tokens = self.packed.names[part, None], self.layout.tokens
-        matrix = self.worn.matrix(name)
+        matrix = self.tensors.matrix(name)
         padding = self.packed.embedding(part).padding_idx
         if isinstance(matrix, list):
             pieces = zip(tokens.split(index), matrix, strict=True)
             x = torch.cat([F.embedding(own, weight, padding) for own, weight in pieces])
         else:
             x = F.embedding(index, matrix, padding)
-        return write_rows(x, index, self.worn.patches([name], [x.shape[1]], tokens), padding)
+        return write_rows(x, index, self.tensors.patches([name], [x.shape[1]], tokens), padding)
 
     def _layer(self, layer: int, first_only: bool) -> Layer:
         layout, packed = self.layout, self.packed
@@ -284,13 +325,19 @@ class _Pass:
 
     def _linear(self, places: tuple[str, ...], layer: int | None, segments: Segments) -> Linear:
         names = [self.packed.names[f"W_{place}", layer] for place in places]
-        biases = [self.worn.vector(self.packed.names[f"b_{place}", layer]) for place in places]
-        patches = self.worn.patches(names, [bias.shape[-1] for bias in biases], segments)
-        return Linear([self.worn.matrix(name) for name in names], biases, segments, patches)
+        biases = [self.tensors.vector(self.packed.names[f"b_{place}", layer]) for place in places]
+        sizes = [bias.shape[-1] for bias in biases]
+        matrices = [self.tensors.matrix(name) for name in names]
+        patches = self.tensors.patches(names, sizes, segments)
+        before, behind = self.tensors.grafts(names, sizes, segments, self.packed.activation)
+        additions: list[Addition] = [*before]
+        if patches:
+            additions.append(Patches(patches))
+        return Linear(matrices, biases, segments, additions, behind)
 
     def _norm(self, place: str, layer: int | None, segments: Segments) -> Norm:
         names = self.packed.names
-        gamma, bias = (self.worn.vector(names[f"{form}_{place}", layer]) for form in "gb")
+        gamma, bias = (self.tensors.vector(names[f"{form}_{place}", layer]) for form in "gb")
         return Norm(gamma, bias, self.packed.eps(f"g_{place}", layer), segments)
 
     def _hidden_keys(self, first_only: bool = False) -> Tensor | None:
@@ -323,7 +370,7 @@ class _Pass:
         masks = [_hidden_padding(group, heads) for group in groups]
         if ("distances", None) not in self.packed.names:
             return masks
-        matrix = self.worn.matrix(self.packed.names["distances", None])
+        matrix = self.tensors.matrix(self.packed.names["distances", None])
         ordered = self.layout.texts.lane.index_select(0, self.layout.order)
         full: list[Tensor | None] = []
         for group, own, mask in zip(
@@ -342,7 +389,8 @@ class _Pass:
 def linear(x: Tensor, part: Linear) -> Tensor:
     """Linear layers outside the encoder's layers, by autograd."""
     outputs = [_by_lane(x, m, b, part.segments) for m, b in zip(part.matrices, part.biases, strict=True)]
-    return add_linear(torch.cat(outputs, 1), x, part.patches)
+    places = [place for patches in part.additions if isinstance(patches, Patches) for place in patches.places]
+    return add_linear(torch.cat(outputs, 1), x, places)
 
 
 def _by_lane(x: Tensor, matrix: Matrix, bias: Tensor, segments: Segments) -> Tensor:

@@ -6,13 +6,15 @@ entries. Entries that are whole rows or columns (or any rows times any columns) 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .additions import Gradients, Keep, Tape
 
 # Shares of a matrix above which a copy of it with a dense gradient costs less than its entries. The first was measured
 # (LOG.md), the second counts products: a block adds three of its size, a dense gradient one of the whole.
@@ -78,6 +80,31 @@ class Place:
     patch: Patch
     rows: slice
     outputs: slice
+
+
+@dataclass(frozen=True)
+class Patches:
+    """The patches of all lanes on one linear layer, as an addition."""
+
+    places: Sequence[Place]
+
+    @property
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors that may train."""
+        yield from (place.patch.values for place in self.places)
+
+    def forward(self, y: Tensor, x: Tensor, keep: Keep) -> None:
+        """Add to outputs `y` of `x` what the patches change."""
+        keep(*add_changes(y, x, self.places))
+
+    def backward(self, above: Tensor, tape: Tape, gradients: Gradients, below: Tensor | None) -> None:
+        """The gradients of the patches' values; that of the inputs is added to `below`."""
+        saved = [tape.pop() for _ in range(2 * len(self.places))][::-1]
+        values = list(self.tensors)
+        found = add_gradients(below, above, self.places, saved, [value.requires_grad for value in values])
+        for value, gradient in zip(values, found, strict=True):
+            if gradient is not None:
+                gradients[id(value)] = gradient
 
 
 def add_linear(y: Tensor, x: Tensor, places: Sequence[Place]) -> Tensor:

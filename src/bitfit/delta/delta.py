@@ -110,6 +110,8 @@ class Delta:
 
     def check(self, base: Base) -> None:
         """Refuse a base that is not the one the delta was trained on, or whose tensors do not fit."""
+        from ..model.injection import problem
+
         base.require_clean()
         meta = self.meta
         if meta.fingerprint != base.fingerprint:
@@ -119,14 +121,34 @@ class Delta:
             )
         if meta.max_length > base.max_length:
             raise DeltaError(f"the delta reads {meta.max_length} tokens, {base.name} takes {base.max_length}")
+        grafted = {}
         for name, (index, values) in self.entries.items():
             parameter = base.parameters.get(name)
-            shape = base.slots.get(name) if parameter is None else tuple(parameter.shape)
-            _check_fit(name, index, values, shape)
+            shape = base.target.lacking.get(name) if parameter is None else tuple(parameter.shape)
+            if shape is None and index is None:
+                grafted[name] = values.shape
+            else:
+                _check_fit(name, index, values, shape)
+        if reason := problem(base.target, grafted):
+            raise DeltaError(reason)
+
+    def grafts(self, base: Base) -> dict[str, Any]:
+        """The tensors, as torch has them, that the delta adds to the base; what it lacks of a bias is zero."""
+        import torch
+
+        device = next(iter(base.parameters.values())).device
+        tensors = {}
+        for name, (index, values) in self.entries.items():
+            if name not in base.parameters:
+                tensors[name] = torch.zeros(base.target.lacking.get(name, values.shape), device=device)
+                write_entries(tensors[name], index, values)
+        return tensors
 
     def apply(self, base: Base) -> Callable[[], None]:
         """Write the encoder's part of the delta into the base; the answer undoes it, bit for bit."""
         import torch
+
+        from ..model.injection import activation_of, attach
 
         self.check(base)
         base.worn.append(self.meta.select)
@@ -136,12 +158,11 @@ class Delta:
             whole = {own[n]: values for n, (index, values) in self.entries.items() if index is None and n in own}
             undos.append(write_whole(list(whole), list(whole.values())))
             for name, (index, values) in self.entries.items():
-                parameter = own.get(name)
-                if parameter is None:
-                    undos.append(put_entries(base, name, index, values))
-                elif index is not None:
+                if name in own and index is not None:
+                    parameter = own[name]
                     undos.append(partial(parameter.copy_, parameter.detach().clone()))
                     write_entries(parameter, index, values)
+        undos.append(attach(base.target, self.grafts(base), activation_of(base.config)))
 
         def undo() -> None:
             with torch.no_grad():
@@ -178,17 +199,6 @@ def write_entries(target: Any, index: Array | None, values: Array) -> None:
         target.copy_(source)
     else:
         target.view(-1)[torch.from_numpy(np.array(index)).to(target.device)] = source
-
-
-def put_entries(base: Base, name: str, index: Array | None, values: Array) -> Callable[[], None]:
-    """Give a layer of the base an injected bias; the answer undoes it."""
-    import torch
-
-    from ..model.grafts import layer_of, put
-
-    bias = torch.zeros(base.slots[name], device=next(base.encoder.parameters()).device)
-    write_entries(bias, index, values)
-    return put(layer_of(base.encoder, name), bias)
 
 
 def _check_dtypes(tensors: Tensors, where: str) -> None:

@@ -34,6 +34,8 @@ def fold(delta: Delta, model: Model) -> Delta:
     """The delta in its smallest form of the same predictions; UsageError where biases do not fold."""
     if reason := why_not(model.base):
         raise UsageError(f"{model.base.name}: the biases of this architecture do not fold: {reason}")
+    if any(name not in model.base.parameters for name in delta.entries):
+        raise UsageError("a delta that adds parameters (--inject) does not fold: its biases pass through them")
     delta.check(model.base)
     folded = _Folding(delta, model).tensors()
     return replace(delta, tensors=folded, meta=replace(delta.meta, folded=True))
@@ -41,7 +43,9 @@ def fold(delta: Delta, model: Model) -> Delta:
 
 def serving_form(delta: Delta, model: Model) -> Delta:
     """The delta as a bank serves it: folded where that holds."""
-    return delta if why_not(model.base) else fold(delta, model)
+    if why_not(model.base) or any(name not in model.base.parameters for name in delta.entries):
+        return delta
+    return fold(delta, model)
 
 
 class _Folding:

@@ -83,6 +83,8 @@ class Anatomy:
     layers: int
     values: Callable[[str], Array] | None = field(default=None, compare=False, repr=False)
     """The base's values of a tensor, by name; None if only the configuration is known."""
+    constants: tuple[tuple[str, float], ...] = ()
+    """Single numbers that grafts bring beside their sites, by name: they are saved and never train."""
 
     @cached_property
     def terms(self) -> tuple[str, ...]:
@@ -126,9 +128,9 @@ class Anatomy:
         return site.term.startswith("g_") or (leaf == "bias" and len(weight) == 1)
 
 
-def anatomy(model_type: str, shapes: Mapping[str, tuple[int, ...]]) -> Anatomy:
+def anatomy(model_type: str | Architecture, shapes: Mapping[str, tuple[int, ...]]) -> Anatomy:
     """Name every parameter of an encoder in the papers' notation, from its parameter names and shapes."""
-    row = architecture(model_type)
+    row = architecture(model_type) if isinstance(model_type, str) else model_type
     layers = _layers(row, shapes)
     sites: list[Site] = []
     for name, shape in shapes.items():

@@ -12,7 +12,8 @@ from torch import nn
 from ..errors import UsageError, suggest
 from .anatomy import HEADS, PARTS, Anatomy, anatomy, part_of
 from .base import Base, empty_model, load_base, load_config
-from .grafts import NONE, grow, slots
+from .grafts import NONE
+from .injection import grow, target_of
 from .language import asks_for_nothing
 from .language import select as select_sites
 from .resolution import resolve
@@ -165,7 +166,7 @@ def _encoder_anatomy(model: nn.Module, inject: str = NONE) -> Anatomy:
     sites = anatomy(config.model_type, {name: tuple(p.shape) for name, p in parameters.items()})
     if not any(parameter.is_meta for parameter in parameters.values()):
         sites = replace(sites, values=lambda name: parameters[name].detach().cpu().numpy())
-    return grow(config.model_type, sites, slots(encoder), inject)
+    return grow(target_of(encoder, config.model_type, sites), inject)
 
 
 def _has_weights(spec: str) -> bool:

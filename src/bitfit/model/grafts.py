@@ -1,66 +1,134 @@
-"""Injection: biases for the layers that have none, such as Llama's. They start at zero, which changes nothing.
+"""Grafts: parameters that a base lacks and a lane brings, such as a bias, a low-rank pair or a bottleneck.
 
-An injected bias is added to what its layer gives, be that a linear layer, a LayerNorm or an RMSNorm, and goes by the
-name that the parameter would have.
+A graft is a set of tensors beside one module of the encoder and one formula that says what they add to its outputs.
+Its tensors are sites with terms of their own: they are selected, counted, saved and served by name like any other. The
+formula serves every path: as a hook on the stock model, and for many lanes at once on packed rows. A package adds a
+graft with an entry point of the group "bitfit.grafts".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor, nn
+from ..plugins import Registry
+from .anatomy import Anatomy, Site
+from .architectures import Architecture
 
-from ..errors import SelectionError
-from .anatomy import Anatomy, anatomy
-from .language import select
-from .selection import overlap
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 NONE = "none"
 """The text that injects nothing."""
 
-
-def slots(encoder: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every bias that a linear or norm layer of the encoder could have and has not."""
-    found = {f"{path}.bias": _outputs(module) for path, module in encoder.named_modules()}
-    return {name: (outputs,) for name, outputs in found.items() if outputs}
+Shape = tuple[int, ...]
 
 
-def _outputs(module: nn.Module) -> int:
-    """How many outputs a linear or norm layer without a bias has; 0: it is no such layer."""
-    own = {name: tensor for name, tensor in module._parameters.items() if tensor is not None}
-    if isinstance(module, nn.Linear):
-        return 0 if "bias" in own else module.out_features
-    # Every architecture has an RMSNorm class of its own, so a norm is known by its form: a gamma and an epsilon.
-    normal = hasattr(module, "eps") or hasattr(module, "variance_epsilon")
-    return len(own["weight"]) if normal and set(own) == {"weight"} and own["weight"].dim() == 1 else 0
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a graft sits: beside which module, and on which part of its outputs ("": all of them)."""
+
+    graft: str
+    module: str
+    part: str = ""
 
 
-def grow(model_type: str, base: Anatomy, lacking: Mapping[str, tuple[int, ...]], text: str) -> Anatomy:
-    """The sites of a base together with those of the lacking biases that a text names."""
-    full = anatomy(model_type, {**base.shapes, **lacking})
-    chosen = select(full, text)
-    named = [site for site in full.sites if overlap(site, chosen)]
-    for site in named:
-        if not site.term.startswith("b_"):
-            raise SelectionError(f"--inject {text}: only biases can be injected; {site.term} is not a bias.")
-        if overlap(site, chosen) < site.size:
-            raise SelectionError(f"--inject {text}: a bias is injected whole or not at all.")
-    added = tuple(replace(site, graft="bias") for site in named if site.name in lacking)
-    if not added and text.strip() != NONE:
-        raise SelectionError(f"--inject {text}: this base has these biases already; --select trains them.")
-    return replace(base, sites=base.sites + added, layers=full.layers)
+@dataclass(frozen=True, eq=False)
+class Target:
+    """The encoder that grafts are added to."""
+
+    encoder: nn.Module
+    architecture: Architecture
+    anatomy: Anatomy
+    lacking: Mapping[str, Shape]  # biases that linear and norm layers could have and have not
+
+    @cached_property
+    def _matrices(self) -> dict[tuple[str, str], Site]:
+        matrices: dict[tuple[str, str], Site] = {}
+        for site in self.anatomy.sites:
+            module, _, leaf = site.name.rpartition(".")
+            if leaf == "weight" and site.layer is not None and len(site.shape) == 2:
+                matrices[module, "" if site.whole else site.term.removeprefix("W_")] = site
+        return matrices
+
+    def matrix(self, place: Place) -> Site | None:
+        """The weight matrix inside a layer that a place refers to; None if there is no such matrix."""
+        return self._matrices.get((place.module, place.part))
+
+    def sizes(self, site: Site) -> tuple[int, int]:
+        """Inputs and outputs of a matrix."""
+        axis = self.architecture.output_axis
+        return len(site.span(1 - axis)), len(site.span(axis))
+
+    def columns(self, place: Place) -> slice:
+        """The outputs of its module that a graft changes."""
+        site = self.matrix(place)
+        return slice(None) if site is None or site.stop is None else slice(site.start, site.stop)
 
 
-def put(module: nn.Module, bias: Tensor) -> Callable[[], None]:
-    """Add a bias to what a layer gives; the answer undoes it."""
+@dataclass(frozen=True)
+class Insertion:
+    """What one text such as `lora(W_q, 8)` adds: sites, and constants that are saved with them and never train."""
 
-    def add(_: nn.Module, __: object, out: Tensor) -> Tensor:
-        return out + bias
-
-    return module.register_forward_hook(add).remove
+    sites: tuple[Site, ...]
+    constants: tuple[tuple[str, float], ...] = ()
 
 
-def layer_of(encoder: nn.Module, name: str) -> nn.Module:
-    """The layer that an injected bias belongs to."""
-    return encoder.get_submodule(name.rpartition(".")[0])
+class Graft(Protocol):
+    """One way to add parameters. Every method but `forward` looks at names and shapes alone."""
+
+    terms: Sequence[str]
+    """The terms of its sites; those of a bias are the papers' own."""
+    reads_output: bool
+    """Whether the formula reads what the module gives; else it reads what the module is given."""
+    packed: bool
+    """Whether the formula may run on packed rows; if not, a bank with this graft takes the stock path."""
+
+    def insert(self, target: Target, arguments: Sequence[str]) -> Insertion:
+        """The sites that these arguments mean on an encoder; SelectionError if they mean none."""
+        ...
+
+    def check(self, arguments: Sequence[str]) -> None:
+        """Refuse arguments that no encoder could understand, with a SelectionError."""
+        ...
+
+    def locate(self, name: str) -> tuple[Place, str] | None:
+        """The place and the role of a tensor by its name; None if the name is not of this graft."""
+        ...
+
+    def problem(self, target: Target, place: Place, shapes: Mapping[str, Shape]) -> str | None:
+        """Why tensors of these roles and shapes, perhaps a stranger's, do not fit there; None if they do."""
+        ...
+
+    def start(self, site: Site, generator: torch.Generator) -> Tensor | None:
+        """What a site starts from, so that the graft changes nothing; None: zeros that need not be saved."""
+        ...
+
+    def forward(self, x: Tensor, tensors: Mapping[str, Tensor], activation: Callable[[Tensor], Tensor]) -> Tensor:
+        """What is added to the outputs of rows `x` [lanes, rows, n]; tensors have lanes in front as well.
+
+        The answer is [lanes, rows, outputs], or [lanes, 1, outputs] if it is the same for all rows of a lane.
+        """
+        ...
+
+    def merged(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
+        """The change [outputs, inputs] of the module's matrix with the same effect; None if there is none."""
+        ...
+
+
+GRAFTS: Registry[Graft] = Registry(
+    "bitfit.grafts",
+    {
+        "bias": "bitfit.model.bias_graft:BIAS",
+        "lora": "bitfit.model.lora:LORA",
+        "adapter": "bitfit.model.adapters:ADAPTER",
+    },
+)
+
+
+def graft_terms() -> list[str]:
+    """The terms of all grafts."""
+    return [term for graft in GRAFTS.values() for term in graft.terms]

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..errors import SelectionError, suggest
 from .anatomy import TERMS, Anatomy, Site
+from .grafts import GRAFTS, NONE, graft_terms
 from .selection import Selection, of_sites
 from .strategies import STRATEGIES, Request
 
@@ -335,6 +336,8 @@ class _Parser:
             return _Group(token.text)
         if token.text in STRATEGIES:
             return self.sample(token)
+        if token.text in graft_terms():
+            return _Term(token.text, token.at)
         raise _unknown(self.text, token, "term", (*TERMS, *_GROUPS, *STRATEGIES))
 
     def pattern(self) -> _Node:
@@ -426,3 +429,65 @@ def asks_for_nothing(text: str) -> bool:
 def parse_init(text: str) -> tuple[Init, ...]:
     """The start values that a text like `zero(b_q) + reinit(W_q)` asks for, in its order."""
     return _Parser(text).inits()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A graft that a text asks for, with its arguments as text."""
+
+    word: str
+    arguments: tuple[str, ...]
+
+
+def parse_inject(text: str) -> tuple[Call, ...]:
+    """The grafts that a text like `b_v + lora(W_q, 8)` asks for. What is no call selects biases, in one call."""
+    calls: list[Call] = []
+    biases: list[str] = []
+    for tokens in _split(list(_tokens(text))[:-1], "+"):
+        called = len(tokens) > 1 and tokens[0].kind == "word" and tokens[1].text == "("
+        if called and tokens[0].text not in STRATEGIES:
+            calls.append(_call(text, tokens))
+        else:
+            biases.append(_source(text, tokens))
+    selection = " + ".join(biases)
+    if selection.strip() != NONE:
+        if biases:
+            check(selection)
+            calls.insert(0, Call("bias", (selection,)))
+        elif not calls:
+            raise SelectionError('--inject is empty; write "none" to inject nothing.')
+    return tuple(calls)
+
+
+def check_inject(text: str) -> None:
+    """Refuse a text that no encoder could understand."""
+    for call in parse_inject(text):
+        GRAFTS[call.word].check(call.arguments)
+
+
+def _call(text: str, tokens: Sequence[_Token]) -> Call:
+    word = tokens[0]
+    if word.text not in GRAFTS or word.text == "bias":
+        raise _unknown(text, word, "graft", [name for name in GRAFTS if name != "bias"])
+    if tokens[-1].text != ")":
+        raise _error(text, tokens[-1].at, f"expected a ) that ends {word.text}(")
+    arguments = [_source(text, part) for part in _split(tokens[2:-1], ",")]
+    return Call(word.text, tuple(arguments))
+
+
+def _split(tokens: Sequence[_Token], sign: str) -> list[list[_Token]]:
+    """Tokens apart at a sign that stands in no parentheses."""
+    parts: list[list[_Token]] = [[]]
+    depth = 0
+    for token in tokens:
+        if token.kind == "sign":
+            depth += (token.text == "(") - (token.text == ")")
+        if depth == 0 and token.kind == "sign" and token.text == sign:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
+
+
+def _source(text: str, tokens: Sequence[_Token]) -> str:
+    return text[tokens[0].at : tokens[-1].at + len(tokens[-1].text)] if tokens else ""

@@ -14,7 +14,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from ..arrays import Array
 from .anatomy import HEAD
 from .base import Base, empty_model
-from .grafts import NONE, layer_of, put
+from .grafts import GRAFTS, NONE
+from .injection import activation_of, attach
 from .resolution import resolve_pool, selectable
 from .rows import Rows
 
@@ -70,6 +71,7 @@ class Model(nn.Module):
             setattr(self.whole, prefix, base.encoder)
             outside = {n: m for n, m in self.whole.named_modules() if n != prefix and not n.startswith(prefix + ".")}
         self.encoder = base.encoder
+        self.activation = activation_of(base.config)
         with base.lock:  # while no other thread has tensors of a lane standing there
             self.places = _places(dict(base.encoder.named_modules()))
             self.places |= {HEAD + name: places for name, places in _places(outside).items()}
@@ -105,14 +107,17 @@ class Model(nn.Module):
 
     @contextmanager
     def swapped(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Put tensors in the places of parameters, by name; afterwards all is as it was. One thread at a time."""
+        """Put tensors in the places of parameters and grafts beside their modules, by name, for a while.
+
+        Afterwards all is as it was. One thread at a time.
+        """
         originals: list[tuple[nn.Module, str, nn.Parameter | None]] = []
-        undo = []
+        grafted = {name: tensor for name, tensor in tensors.items() if name not in self.places}
         with self.base.lock:
+            detach = attach(self.base.target, grafted, self.activation) if grafted else None
             try:
                 for name, tensor in tensors.items():
-                    if name in self.base.slots:
-                        undo.append(put(layer_of(self.encoder, name), tensor))
+                    if name in grafted:
                         continue
                     for module, attribute in self.places[name]:
                         originals.append((module, attribute, module._parameters[attribute]))
@@ -121,8 +126,8 @@ class Model(nn.Module):
             finally:
                 for module, attribute, parameter in reversed(originals):
                     module._parameters[attribute] = parameter
-                for take_out in undo:
-                    take_out()
+                if detach is not None:
+                    detach()
 
     def _batch(self, rows: Rows) -> dict[str, Tensor]:
         device = next(self.encoder.parameters()).device
@@ -134,8 +139,8 @@ class Model(nn.Module):
 
     @property
     def injected(self) -> list[str]:
-        """The biases that the encoder's layers have not and that can be selected all the same."""
-        return [name for name in self.anatomy.shapes if name in self.base.slots]
+        """The tensors that grafts add to the base."""
+        return [name for name in self.anatomy.shapes if name in self.anatomy.injected]
 
     @property
     def head(self) -> dict[str, tuple[int, ...]]:
@@ -146,12 +151,23 @@ class Model(nn.Module):
         return {name: tuple(self.original(name).shape) for name in names}
 
     def original(self, name: str) -> Tensor:
-        """The base's own parameter (of the head: its empty placeholder); zeros for an injected one."""
-        if name in self.base.slots:
-            return torch.zeros(self.base.slots[name], device=next(self.encoder.parameters()).device)
-        parameter = self._originals[name]
-        assert parameter is not None
-        return parameter
+        """The base's own parameter (of the head: its empty placeholder); zeros for a graft's."""
+        if name in self._originals:
+            parameter = self._originals[name]
+            assert parameter is not None
+            return parameter
+        shape = self.base.target.lacking[name] if name in self.base.target.lacking else self.anatomy.shapes[name]
+        return torch.zeros(shape, device=next(self.encoder.parameters()).device)
+
+    def graft_starts(self, seed: int) -> dict[str, Tensor]:
+        """Seeded start values of the grafts' tensors that are saved whole, and their constants."""
+        generator = torch.Generator().manual_seed(seed + 2)
+        starts: dict[str, Tensor] = {}
+        for site in self.anatomy.sites:
+            start = None if site.graft is None else GRAFTS[site.graft].start(site, generator)
+            if start is not None:
+                starts[site.name] = start
+        return starts
 
     def head_start(self, seed: int) -> dict[str, Tensor]:
         """Seeded start values of the head: normal weights, zero biases, as transformers initialises its heads."""

@@ -18,6 +18,7 @@ class Exported:
     injected: tuple[str, ...] = ()  # biases for layers that have none in the base
     switches: tuple[str, ...] = ()  # settings of the configuration that make room for some of them
     outside: tuple[str, ...] = ()  # those that no setting makes room for
+    adapters: tuple[str, ...] = ()  # tensors of adapters
     own_code: bool = False  # whether the folder has code of its own
 
 
@@ -70,6 +71,8 @@ def _differences(exported: Exported) -> str:
         )
     if exported.injected:
         said.append(f"Layers that have no bias in the base have one here: {_by_layer(exported.injected)}.")
+    if exported.adapters:
+        said.append(f"Bottlenecks stand behind some layers: {_by_layer(exported.adapters)}.")
     if exported.switches:
         settings = ", ".join(f"`{name}`" for name in exported.switches)
         said.append(f"config.json sets {settings} to true, so that the stock classes load them.")

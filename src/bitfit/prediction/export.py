@@ -22,7 +22,8 @@ from ..files import check_target
 from ..model.anatomy import HEAD
 from ..model.architectures import architecture
 from ..model.base import Base
-from ..model.grafts import layer_of
+from ..model.grafts import GRAFTS, Target
+from ..model.injection import by_place, target_of
 from ..model.task_model import Model
 from ..tasks import Task
 from . import modeling_bitfit
@@ -84,7 +85,8 @@ def _save(delta: Delta, base: Base, model: Model, task: Task, folder: Path) -> E
     stock = stock_class(base, model, task) is not None
     encoder = whole.base_model if stock else whole
     assert isinstance(encoder, nn.Module)
-    biases = {name: base.slots[name] for name in delta.entries if name in base.slots}
+    lacking = base.target.lacking
+    biases = {name: lacking[name] for name in delta.entries if name in lacking}
     switches = _make_room(whole, encoder, biases)
     parameters = dict(encoder.named_parameters())
     outside = {name: torch.zeros(shape) for name, shape in biases.items() if name not in parameters}
@@ -93,12 +95,15 @@ def _save(delta: Delta, base: Base, model: Model, task: Task, folder: Path) -> E
             target = parameters.get(name, outside.get(name))
             if target is not None:  # a class for tokens leaves a pooler out, which nothing of it would call
                 write_entries(target, index, values)
+        grafts = {name: tensor for name, tensor in delta.grafts(base).items() if name not in lacking}
+        adapters = _merge(target_of(encoder, base.config.model_type, base.anatomy), grafts)
     if stock:
         for name, value in _renamed(head, whole, task).items():
             owner, _, attribute = name.rpartition(".")
             whole.get_submodule(owner)._parameters[attribute] = nn.Parameter(value)
-    exported = Exported(tuple(biases), switches, tuple(outside), own_code=bool(outside) or not stock)
-    made: Any = _own_model(base, model, task, whole, stock, head, outside) if exported.own_code else whole
+    own_code = bool(outside or adapters) or not stock
+    exported = Exported(tuple(biases), switches, tuple(outside), tuple(adapters), own_code)
+    made: Any = _own_model(base, model, task, whole, stock, head, outside, adapters) if own_code else whole
     _name_labels(made.config, task)
     made.save_pretrained(folder)
     if exported.own_code:
@@ -114,6 +119,7 @@ def _own_model(
     stock: bool,
     head: dict[str, Tensor],
     outside: dict[str, Tensor],
+    adapters: dict[str, Tensor],
 ) -> Any:
     """The model as the code that goes into the folder computes it."""
     name = task.transformers_class.replace("AutoModel", "Bitfit")
@@ -124,6 +130,8 @@ def _own_model(
         width=base.width,
         segments=base.segments,
         injected=list(outside),
+        adapters=_widths(adapters),
+        activation=getattr(base.config, architecture(base.config.model_type).activation, "gelu"),
         num_labels=task.outputs,
         auto_map={
             "AutoConfig": f"{CODE.stem}.BitfitConfig",
@@ -139,8 +147,34 @@ def _own_model(
         for form in ("weight", "bias"):
             setattr(made.classifier, form, nn.Parameter(head[f"classifier.{form}"]))
     for name, value in outside.items():
-        layer_of(made.encoder, name).register_parameter("injected_bias", nn.Parameter(value))
+        made.encoder.get_submodule(name.removesuffix(".bias")).register_parameter("injected_bias", nn.Parameter(value))
+    modeling_bitfit.add_adapters(made.encoder, config)
+    for name, value in adapters.items():
+        owner, _, attribute = name.rpartition(".")
+        setattr(made.encoder.get_submodule(owner), attribute, nn.Parameter(value))
     return made
+
+
+def _widths(adapters: dict[str, Tensor]) -> dict[str, int]:
+    """The width of each adapter, by the module that it stands behind."""
+    end = ".adapter_down.bias"
+    return {name.removesuffix(end): len(value) for name, value in adapters.items() if name.endswith(end)}
+
+
+def _merge(target: Target, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Add grafts to the matrices beside them where one can; returns the tensors of adapters, which stay apart."""
+    apart: dict[str, Tensor] = {}
+    for place, roles in by_place(tensors).items():
+        change = GRAFTS[place.graft].merged({role: tensors[name] for role, name in roles.items()})
+        if change is not None:
+            weight = target.encoder.get_submodule(place.module).get_parameter("weight")
+            matrix = weight if target.architecture.output_axis == 0 else weight.t()
+            matrix[target.columns(place)] += change
+        elif place.graft == "adapter":
+            apart |= {name: tensors[name] for name in roles.values()}
+        else:
+            raise DeltaError(f"a delta with {place.graft} cannot be exported; use bitfit predict instead")
+    return apart
 
 
 def _make_room(whole: Any, encoder: nn.Module, biases: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
@@ -157,7 +191,7 @@ def _make_room(whole: Any, encoder: nn.Module, biases: dict[str, tuple[int, ...]
     parameters = dict(whole.named_parameters())
     for name, shape in _stock_shapes(whole, *switches).items():
         if name not in parameters:  # a setting makes room for more biases than were asked for: those stay zero
-            layer_of(whole, name).register_parameter("bias", nn.Parameter(torch.zeros(shape)))
+            whole.get_submodule(name.removesuffix(".bias")).register_parameter("bias", nn.Parameter(torch.zeros(shape)))
     for name in switches:
         setattr(whole.config, name, True)
     return tuple(switches)

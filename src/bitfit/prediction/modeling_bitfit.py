@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
@@ -29,6 +30,8 @@ class BitfitConfig(PreTrainedConfig):  # type: ignore[misc]
         width: int = 1,
         segments: bool = False,
         injected: list[str] | None = None,
+        adapters: dict[str, int] | None = None,
+        activation: str = "gelu",
         **others: Any,
     ) -> None:
         super().__init__(**others)
@@ -37,6 +40,8 @@ class BitfitConfig(PreTrainedConfig):  # type: ignore[misc]
         self.width = width  # of a state
         self.segments = segments  # whether the encoder takes token_type_ids
         self.injected = injected or []  # biases that are added to layers without one
+        self.adapters = adapters or {}  # module -> width of the bottleneck behind it
+        self.activation = activation  # inside these bottlenecks
 
 
 class _Bitfit(PreTrainedModel):  # type: ignore[misc]
@@ -56,6 +61,7 @@ class _Bitfit(PreTrainedModel):  # type: ignore[misc]
             layer = self.encoder.get_submodule(name.removesuffix(".bias"))
             layer.register_parameter("injected_bias", nn.Parameter(torch.zeros(len(layer.weight))))
             layer.register_forward_hook(_add_bias)
+        add_adapters(self.encoder, config)
         self.post_init()
 
     @property
@@ -70,6 +76,22 @@ class _Bitfit(PreTrainedModel):  # type: ignore[misc]
             batch["token_type_ids"] = token_type_ids
         output = self.model(**batch)
         return output.logits if self.config.pool == "cls" else output.last_hidden_state
+
+
+def add_adapters(encoder: Any, config: BitfitConfig) -> None:
+    """Put the bottlenecks of a configuration behind their modules."""
+    activation = ACT2FN[config.activation]
+
+    def add(layer: Any, _: Any, output: Tensor) -> Any:
+        return output + layer.adapter_up(activation(layer.adapter_down(output)))
+
+    for name, width in config.adapters.items():
+        layer = encoder.get_submodule(name)
+        # The rows of a matrix are the outputs in nn.Linear, the columns in GPT-2's Conv1D.
+        outputs = layer.weight.shape[0 if isinstance(layer, nn.Linear) else 1]
+        layer.adapter_down = nn.Linear(outputs, width)
+        layer.adapter_up = nn.Linear(width, outputs)
+        layer.register_forward_hook(add)
 
 
 def _add_bias(layer: Any, _: Any, output: Tensor) -> Any:

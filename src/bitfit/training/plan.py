@@ -92,7 +92,7 @@ class Plan:
     def __post_init__(self) -> None:
         from ..data.decoding import check_encoding
         from ..data.sources import kind_or_task
-        from ..model.language import check, parse_init
+        from ..model.language import check, check_inject, parse_init
 
         for entry in fields(self):
             allowed, value = entry.metadata["choices"], getattr(self, entry.name)
@@ -106,7 +106,7 @@ class Plan:
         kind_or_task(self.task)
         check_encoding(self.encoding)
         check(self.select)
-        check(self.inject)
+        check_inject(self.inject)
         parse_init(self.init)
         self._convert(operator.index, "seed", "epochs", "evals_per_epoch", "batch", "max_length", "train_size")
         self._convert(operator.index, "stride", "data_seed", "lanes", "threads")

@@ -285,12 +285,16 @@ def _remark(trial: Trial, chosen: Selection, model: Model, note: Note) -> None:
     for text in chosen.notes:
         note(text)
     if not chosen and not asks_for_nothing(trial.select):
-        hint = "its layers lack biases, and --inject gives them some" if model.base.slots else "see bitfit count BASE"
+        lacking = model.base.target.lacking
+        hint = "its layers lack biases, and --inject gives them some" if lacking else "see bitfit count BASE"
         raise UsageError(f"--select {trial.select}: selects nothing of this base ({hint})")
     if model.injected:
         if not any(name in chosen for name in model.injected):
-            raise UsageError(f"--select {trial.select} trains none of the biases that --inject {trial.inject} adds")
-        note(f"--inject {trial.inject} gives {len(model.injected)} layers a bias that they lack, zero at first.")
+            raise UsageError(
+                f"--select {trial.select} trains none of the parameters that --inject {trial.inject} adds; "
+                "--select injected does"
+            )
+        note(f"--inject {trial.inject} adds {len(model.injected)} tensors, which change nothing at first.")
     frozen = [name for name in model.head if trial.head == "frozen" or not name.endswith("bias")]
     if trial.head != "full" and frozen:
         note(f"--head {trial.head} leaves the head's random start frozen: {', '.join(frozen)}.")

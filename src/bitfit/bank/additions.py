@@ -1,0 +1,148 @@
+"""Additions: what lanes add to the outputs of a linear layer on packed rows, with the gradients of it.
+
+An addition of a few entries of a matrix is in `sparse`; here are the grafts. Lanes whose grafts have equal shapes are
+computed in one batched product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..model.grafts import GRAFTS, Place
+from .layout import Segments
+
+Keep = Callable[..., None]
+"""Takes tensors that the backward will need."""
+
+Tape = list[Tensor]
+Gradients = dict[int, Tensor]
+"""The gradient of a tensor, by the tensor's id."""
+
+
+class Addition(Protocol):
+    """Something added to the outputs `y` of a linear layer, in place, on the rows of some lanes."""
+
+    @property
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors that may train."""
+        ...
+
+    def forward(self, y: Tensor, x: Tensor, keep: Keep) -> None:
+        """Add to `y` what the rows `x` make."""
+        ...
+
+    def backward(self, above: Tensor, tape: Tape, gradients: Gradients, below: Tensor | None) -> None:
+        """From the gradient of `y` to those of the tensors; that of `x` is added to `below`."""
+        ...
+
+
+@dataclass(frozen=True)
+class GraftGroup:
+    """One graft at one place for the lanes whose tensors have equal shapes, stacked lane by lane."""
+
+    place: Place
+    lanes: tuple[int, ...]  # positions in the batch
+    tensors: Mapping[str, Tensor]  # role -> [lanes, ...]
+
+
+@dataclass(frozen=True)
+class LaneRows:
+    """The rows of some lanes of a packed tensor as one block [lanes, rows, n], shorter lanes padded.
+
+    Padding repeats the first row of its own lane: it is finite unless that lane is not, and nothing of it is used.
+    """
+
+    count: int
+    rows: Tensor | slice  # where the lanes' rows lie in the packed tensor
+    padded: Tensor | None  # the packed row in each place of the block; None: `rows` are the block already
+    places: Tensor | None  # the place in the block of each of `rows`
+
+    @classmethod
+    def of(cls, segments: Segments, lanes: Sequence[int]) -> LaneRows:
+        """The rows of these lanes, which stand in ascending order."""
+        starts = np.array([segments.bounds[lane] for lane in lanes])
+        sizes = np.array([segments.bounds[lane + 1] for lane in lanes]) - starts
+        contiguous = bool((starts[1:] == starts[:-1] + sizes[:-1]).all())
+        if contiguous and (sizes == sizes[0]).all():
+            return cls(len(lanes), slice(int(starts[0]), int(starts[0] + sizes.sum())), None, None)
+        width = int(sizes.max())
+        inside = np.arange(width)
+        real = inside < sizes[:, None]
+        padded = starts[:, None] + np.where(real, inside, 0)
+        device = segments.lane.device
+        return cls(
+            len(lanes),
+            torch.from_numpy(padded[real]).to(device),
+            torch.from_numpy(padded.reshape(-1)).to(device),
+            torch.from_numpy(np.flatnonzero(real)).to(device),
+        )
+
+    def block(self, x: Tensor) -> Tensor:
+        """The lanes' rows of a packed tensor as a block."""
+        if self.padded is None:
+            return x[self.rows].reshape(self.count, -1, x.shape[1])
+        return x.index_select(0, self.padded).view(self.count, -1, x.shape[1])
+
+    def gradient_block(self, x: Tensor) -> Tensor:
+        """The same for gradients: zero where a lane has no row."""
+        if self.padded is None or self.places is None:
+            return self.block(x)
+        flat = x.new_zeros(len(self.padded), x.shape[1])
+        flat[self.places] = x[self.rows]
+        return flat.view(self.count, -1, x.shape[1])
+
+    def add(self, y: Tensor, block: Tensor) -> None:
+        """Add a block to the lanes' rows of a packed tensor."""
+        flat = block.reshape(-1, block.shape[2])
+        if isinstance(self.rows, slice) or self.places is None:
+            y[self.rows] += flat
+        else:
+            y.index_add_(0, self.rows, flat.index_select(0, self.places))
+
+
+@dataclass(frozen=True)
+class Grafted:
+    """A group of grafts as an addition. The backward computes the formula again and leaves it to autograd."""
+
+    group: GraftGroup
+    rows: LaneRows
+    columns: slice  # the outputs of the linear layer that it changes
+    activation: Callable[[Tensor], Tensor]
+
+    @property
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors that may train."""
+        yield from self.group.tensors.values()
+
+    def forward(self, y: Tensor, x: Tensor, keep: Keep) -> None:
+        """Add to `y` what the graft makes of the lanes' rows of `x`."""
+        source = self.rows.block(x)
+        if x is y:  # what is kept must not change with `y`
+            source = source.clone() if self.rows.padded is None else source
+        keep(source)
+        change = GRAFTS[self.group.place.graft].forward(source, self.group.tensors, self.activation)
+        self.rows.add(y[:, self.columns], change)
+
+    def backward(self, above: Tensor, tape: Tape, gradients: Gradients, below: Tensor | None) -> None:
+        """The gradients of the graft's tensors, and of its inputs if `below` wants them."""
+        source = tape.pop().detach().requires_grad_(below is not None)
+        tensors = self.group.tensors
+        leaves = {role: tensor.detach().requires_grad_(tensor.requires_grad) for role, tensor in tensors.items()}
+        wanted = [leaf for leaf in (source, *leaves.values()) if leaf.requires_grad]
+        if not wanted:
+            return
+        with torch.enable_grad():
+            change = GRAFTS[self.group.place.graft].forward(source, leaves, self.activation)
+        found = torch.autograd.grad(change, wanted, self.rows.gradient_block(above[:, self.columns]))
+        by_leaf = {id(leaf): gradient for leaf, gradient in zip(wanted, found, strict=True)}
+        for role, tensor in tensors.items():
+            if tensor.requires_grad:
+                gradients[id(tensor)] = by_leaf[id(leaves[role])]
+        if below is not None:
+            self.rows.add(below, by_leaf[id(source)])

@@ -1,0 +1,102 @@
+"""Adapters (Houlsby et al. 2019): `adapter(64)` puts a bottleneck of that width behind m1 and m3 of every layer.
+
+The bottleneck adds `U f(D h + d) + u` to the output `h` of m1 or m3, before dropout and before the residual is added; f
+is the activation of the base's feed-forward layers. D starts small and random, everything else at zero, so that the
+base's outputs are unchanged at first. As that paper trains the LayerNorms too, write --select "injected + layernorm".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import SelectionError
+from .anatomy import Site
+from .grafts import Insertion, Place, Shape, Target
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+_PLACES = ("m1", "m3")
+_FORMS = {"W_down": "down.weight", "b_down": "down.bias", "W_up": "up.weight", "b_up": "up.bias"}
+_NAME = re.compile(r"(?P<module>.+)\.adapter_(?P<role>(?:down|up)\.(?:weight|bias))")
+_SPREAD = 0.01
+
+
+class Adapter:
+    """A bottleneck on the outputs of a module: a linear layer down, an activation, a linear layer up."""
+
+    terms: Sequence[str] = tuple(f"{form}_{place}" for place in _PLACES for form in _FORMS)
+    reads_output = True
+    packed = True
+
+    def insert(self, target: Target, arguments: Sequence[str]) -> Insertion:
+        """A bottleneck behind m1 and m3 of every layer."""
+        self.check(arguments)
+        width = int(arguments[0])
+        sites: list[Site] = []
+        for site in target.anatomy.sites:
+            place = site.term.removeprefix("W_")
+            if place not in _PLACES or site.term != f"W_{place}" or site.layer is None:
+                continue
+            module = site.name.removesuffix(".weight")
+            outputs = target.sizes(site)[1]
+            for form, shape in _shapes(width, outputs).items():
+                name = f"{module}.adapter_{_FORMS[form]}"
+                sites.append(Site(f"{form}_{place}", site.layer, name, shape, graft="adapter"))
+        if not sites:
+            raise SelectionError("adapters go behind m1 and m3, and the layers of this base are not known by name.")
+        return Insertion(tuple(sites))
+
+    def check(self, arguments: Sequence[str]) -> None:
+        """Refuse what is not a width."""
+        if len(arguments) != 1 or not arguments[0].isdigit() or not 1 <= int(arguments[0]) <= 1 << 16:
+            raise SelectionError("write adapter(WIDTH) with a whole number from 1, e.g. adapter(64).")
+
+    def locate(self, name: str) -> tuple[Place, str] | None:
+        """Names end in .adapter_down.weight and the like."""
+        match = _NAME.fullmatch(name)
+        return (Place("adapter", match["module"]), match["role"]) if match else None
+
+    def problem(self, target: Target, place: Place, shapes: Mapping[str, Shape]) -> str | None:
+        """All four tensors must be there, behind m1 or m3, and agree in their width."""
+        where = f"adapter at {place.module}"
+        site = target.matrix(place)
+        if site is None or site.term.removeprefix("W_") not in _PLACES:
+            return f"the delta has an {where}, where the base has neither m1 nor m3"
+        if set(shapes) != set(_FORMS.values()):
+            return f"the delta's {where} lacks {', '.join(sorted(set(_FORMS.values()) - set(shapes)))}"
+        outputs = target.sizes(site)[1]
+        width = shapes["down.bias"][0] if shapes["down.bias"] else 0
+        expected = {_FORMS[form]: shape for form, shape in _shapes(width, outputs).items()}
+        if width < 1 or dict(shapes) != expected:
+            return f"the delta's {where} has shapes {dict(shapes)}, its layer has {outputs} outputs"
+        return None
+
+    def start(self, site: Site, generator: torch.Generator) -> Tensor | None:
+        """D small and random, everything else zero."""
+        import torch
+
+        if site.term.startswith("W_down"):
+            return torch.empty(site.shape).normal_(0.0, _SPREAD, generator=generator)
+        return torch.zeros(site.shape)
+
+    def forward(self, x: Tensor, tensors: Mapping[str, Tensor], activation: Callable[[Tensor], Tensor]) -> Tensor:
+        """U f(D x + d) + u."""
+        import torch
+
+        inner = torch.baddbmm(tensors["down.bias"].unsqueeze(1), x, tensors["down.weight"].transpose(1, 2))
+        return torch.baddbmm(tensors["up.bias"].unsqueeze(1), activation(inner), tensors["up.weight"].transpose(1, 2))
+
+    def merged(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
+        """No matrix does what a bottleneck does."""
+        return None
+
+
+def _shapes(width: int, outputs: int) -> dict[str, Shape]:
+    return {"W_down": (width, outputs), "b_down": (width,), "W_up": (outputs, width), "b_up": (outputs,)}
+
+
+ADAPTER = Adapter()

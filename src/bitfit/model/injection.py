@@ -1,0 +1,142 @@
+"""Injection: the text of --inject on one encoder, and grafts at work on the stock model.
+
+b_v + b_m1                     biases for layers that have none
+lora(W_q + W_v, 8)             a low-rank pair beside each of these matrices
+adapter(64) + lora(W_q, 4)     several at once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import SelectionError
+from .anatomy import Anatomy
+from .architectures import architecture
+from .grafts import GRAFTS, Graft, Place, Shape, Target
+from .language import parse_inject
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def target_of(encoder: nn.Module, model_type: str, sites: Anatomy) -> Target:
+    """An encoder as grafts see it; `sites` are those of the base."""
+    return Target(encoder, architecture(model_type), sites, lacking_biases(encoder))
+
+
+def lacking_biases(encoder: nn.Module) -> dict[str, Shape]:
+    """Name -> shape of every bias that a linear or norm layer of the encoder could have and has not."""
+    lacking: dict[str, Shape] = {}
+    for path, module in encoder.named_modules():
+        outputs = _outputs_without_bias(module)
+        if outputs:
+            lacking[f"{path}.bias"] = (outputs,)
+    return lacking
+
+
+def _outputs_without_bias(module: nn.Module) -> int:
+    """How many outputs a linear or norm layer without a bias has; 0 for any other module."""
+    parameters = {name: tensor for name, tensor in module._parameters.items() if tensor is not None}
+    if isinstance(module, nn.Linear):
+        return 0 if "bias" in parameters else module.out_features
+    # Every architecture has an RMSNorm class of its own, so a norm is known by its form: a gamma and an epsilon.
+    has_epsilon = hasattr(module, "eps") or hasattr(module, "variance_epsilon")
+    if not has_epsilon or set(parameters) != {"weight"} or parameters["weight"].dim() != 1:
+        return 0
+    return len(parameters["weight"])
+
+
+def grow(target: Target, text: str) -> Anatomy:
+    """The sites of a base together with those that the text of --inject adds."""
+    sites = list(target.anatomy.sites)
+    constants: list[tuple[str, float]] = []
+    for call in parse_inject(text):
+        try:
+            insertion = GRAFTS[call.word].insert(target, call.arguments)
+        except SelectionError as reason:
+            raise SelectionError(f"--inject {text}: {reason}") from None
+        sites += insertion.sites
+        constants += insertion.constants
+    names = [site.name for site in sites if site.graft not in (None, "bias")]
+    if len(set(names)) < len(names):
+        raise SelectionError(f"--inject {text}: two grafts of one kind at the same place.")
+    return replace(target.anatomy, sites=tuple(sites), constants=tuple(constants))
+
+
+@lru_cache(maxsize=1 << 14)
+def locate(name: str) -> tuple[Place, str] | None:
+    """The place and the role of a graft's tensor, by its name alone; None if no graft has such names."""
+    for word in reversed(list(GRAFTS)):  # biases last: a graft may have tensors whose names end in .bias
+        if found := GRAFTS[word].locate(name):
+            return found
+    return None
+
+
+def by_place(names: Iterable[str]) -> dict[Place, dict[str, str]]:
+    """The grafts that tensors belong to: place -> role -> name. Those that read outputs come last, adapters behind
+    whatever else changes the outputs of their module."""
+    places: dict[Place, dict[str, str]] = {}
+    for name in names:
+        found = locate(name)
+        assert found is not None, name
+        place, role = found
+        places.setdefault(place, {})[role] = name
+    return dict(sorted(places.items(), key=lambda item: list(GRAFTS).index(item[0].graft)))
+
+
+def problem(target: Target, shapes: Mapping[str, Shape]) -> str | None:
+    """Why tensors that the base lacks are no grafts that fit it; None if they are. Judged by names and shapes."""
+    for name in shapes:
+        if locate(name) is None:
+            return f"the delta changes {name}, which the base does not have"
+    for place, roles in by_place(shapes).items():
+        found = GRAFTS[place.graft].problem(target, place, {role: shapes[name] for role, name in roles.items()})
+        if found:
+            return found
+    return None
+
+
+def activation_of(config: Any) -> Activation:
+    """The activation of a base's feed-forward layers."""
+    from transformers.activations import ACT2FN
+
+    name = getattr(config, architecture(config.model_type).activation, "gelu")
+    found: Activation = ACT2FN[name]
+    return found
+
+
+def attach(target: Target, tensors: Mapping[str, Tensor], activation: Activation) -> Callable[[], None]:
+    """Let the modules of an encoder give what they give with these grafts; the answer undoes it."""
+    handles = []
+    for place, roles in by_place(tensors).items():
+        stacked = {role: tensors[name].unsqueeze(0) for role, name in roles.items()}
+        hook = _hook(GRAFTS[place.graft], stacked, activation, target.columns(place))
+        handles.append(target.encoder.get_submodule(place.module).register_forward_hook(hook))
+
+    def undo() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return undo
+
+
+def _hook(
+    graft: Graft, tensors: Mapping[str, Tensor], activation: Activation, columns: slice
+) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+    def add(_: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        source = out if graft.reads_output else inputs[0]
+        change = graft.forward(source.reshape(1, -1, source.shape[-1]), tensors, activation)
+        if change.shape[1] == 1:
+            change = change.view(-1)
+        else:
+            change = change.reshape(*out.shape[:-1], -1)
+        if columns.stop is not None:
+            change = F.pad(change, (columns.start, out.shape[-1] - columns.stop))
+        return out + change
+
+    return add
