@@ -542,7 +542,7 @@ def at_rate(lr, seed=0):
     return Point("BitFit", "rte", None, lr, 8, seed)
 
 
-@pytest.mark.parametrize(("best", "further"), [(4e-3, [8e-3]), (1e-3, [5e-4]), (2e-3, [])])
+@pytest.mark.parametrize(("best", "further"), [(4e-3, [1.2e-2]), (1e-3, [3.3e-4]), (2e-3, [])])
 def test_a_search_whose_best_rate_is_at_an_edge_goes_one_rate_further(best, further):
     scores = {at_rate(lr): 0.9 if lr == best else 0.5 for lr in (1e-3, 2e-3, 4e-3)}
     wider = grid.widen(STUDIES["bitfit-table3"], Settings(), "a-base", scores)

@@ -126,6 +126,7 @@ def _dots(title: str, rows: Sequence[Dot], limits: tuple[float, float], label: s
     axes.set_yticks(range(len(labels)), labels=[_short(name) for name in labels], parse_math=False)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.set_xlim(*limits)
+    axes.locator_params(axis="x", nbins=5)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(drawing.printable(label), parse_math=False)

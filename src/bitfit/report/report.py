@@ -20,7 +20,7 @@ from .page import Grid, markup, plain, render
 from .published import published
 from .statistics import Place
 from .tables import audit, costs, counted_wins, gaps, published_tables, tables
-from .verdicts import GENERAL_BASES, GENERAL_PLACES, GENERAL_TASKS, OPEN, Comparison, Verdict, judge
+from .verdicts import GENERAL_BASES, GENERAL_PLACES, GENERAL_TASKS, LEAST_PLACES, OPEN, Comparison, Verdict, judge
 
 METHOD_NOTE = (
     "A place is one task on one base. Its effect is the mean difference over seeds, with the same seed and data under "
@@ -180,7 +180,7 @@ def _setting(findings: Findings, task: str) -> str:
     points = [point for point in findings.results if point.task == task]
     seeds = len({point.seed for point in points})
     told = [f"{rows} training rows"]
-    told += [f"{'/'.join(map(str, sorted(epochs)))} epochs"] if epochs else []
+    told += [f"{'/'.join(map(str, sorted(epochs)))} epoch{'s' if epochs != {1} else ''}"] if epochs else []
     return ", ".join([*told, _count(seeds, "seed")])
 
 
@@ -258,18 +258,19 @@ def details_in_words(one: Comparison) -> str:
     told = []
     ps, found = one.ps, one.estimate
     if found is not None and ps is not None:
-        told.append(f"{100 * (1 - 2 * one.level):.3g}% interval; p for {_p(ps.holds)}, against {_p(ps.refuted)}")
+        told.append(f"{100 * (1 - 2 * one.level):.3g}% interval; p {_p(ps.holds)} for it, {_p(ps.refuted)} against it")
         seen = found.detectable(one.levels.holds)
         told.append(f"could have seen {seen:.1f} {one.test.unit(one.part)}" if seen is not None else "")
     elif found is not None:
-        told.append("too few places for a test")
+        few = len(found.places) < LEAST_PLACES
+        told.append("too few places for a test" if few else "the places do not vary, so there is no test")
     if len(one.by_base) > 1:
         told.append(", ".join(f"{base} {each.mean:+.2f}" for base, each in one.by_base.items()))
     return "; ".join(text for text in told if text)
 
 
 def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+    return "< 0.001" if value < 0.001 else f"= {value:.3f}"
 
 
 def _published_words(verdict: Verdict, n: int) -> str:

@@ -108,7 +108,8 @@ def _claims(judged: Sequence[Judged]) -> Grid:
             continue
         _, verdict = found
         cells = [_base_cell(verdict.comparisons, name) for name in names]
-        outcome = Cell(report.outcome_in_words(verdict), _paper_says(claim, judged))
+        css = report.CSS[verdict.outcome]
+        outcome = Cell(report.outcome_in_words(verdict), _paper_says(claim, judged), css)
         rows.append([Cell(claim.text, source), outcome, *cells, verdict.needs or "decided"])
     head = ["claim", "verdict", *names, "what would decide it"]
     caption = "Effects on each base are means over its tasks, in the unit of the claim's first comparison."

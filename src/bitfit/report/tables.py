@@ -81,7 +81,7 @@ def shown(number: Number) -> str:
     text = f"{number.value:g}"
     if text.isdigit() and number.value < 1000:
         text = f"{number.value:.1f}"
-    return text + ("" if number.deviation is None else f" ± {number.deviation:g}")
+    return text + ("" if number.deviation is None else f" ± {number.deviation:.1f}")
 
 
 def _mark(findings: Findings, cell: Key) -> str:
@@ -157,7 +157,7 @@ def _caption(table: Table, findings: Findings) -> str:
         if metric:
             metrics.setdefault(metric.replace("_", " "), []).append(task)
     told = "; ".join(f"{metric} ({', '.join(tasks)})" for metric, tasks in metrics.items())
-    return f"{table.caption} {told}.".strip() if told else table.caption
+    return f"{table.caption} Metric: {told}.".strip() if told else table.caption
 
 
 def _averaged(table: Table, findings: Findings) -> bool:

@@ -144,8 +144,9 @@ class Verdict:
         """What would decide the claim."""
         if self.claim.untested:
             return self.claim.untested
-        needed = dict.fromkeys(comparison.needs for comparison in self.comparisons if comparison.needs)
-        return "; ".join(needed)
+        undecided = [comparison for comparison in self.comparisons if comparison.needs]
+        least = min(undecided, key=lambda one: len(one.estimate.places) if one.estimate else 0, default=None)
+        return least.needs if least is not None else ""
 
 
 def combined(outcomes: Sequence[Outcome]) -> Outcome:

@@ -10,6 +10,7 @@ from typing import Any
 from .spec import Method, Protocol, Study
 
 WIDENINGS = 2  # rounds in which a cell whose best rate is at an edge tries a further one
+WIDER = 3  # by which factor at least the further rate lies beyond the edge
 DefaultRates = Callable[[Method], tuple[float, ...]]
 """The default rates of a method on the base at hand."""
 
@@ -142,9 +143,9 @@ def widen(study: Study, settings: Settings, base: str, scores: Mapping[Point, fl
         if best is None or len(tried) < 2 or method.fixed:
             continue
         if best[0] == tried[-1]:
-            further = tried[-1] * tried[-1] / tried[-2]
+            further = tried[-1] * max(WIDER, tried[-1] / tried[-2])
         elif best[0] == tried[0]:
-            further = tried[0] * tried[0] / tried[1]
+            further = tried[0] / max(WIDER, tried[1] / tried[0])
         else:
             continue
         rate = float(f"{further:.2g}")
