@@ -17,6 +17,7 @@ from bitfit.bank.dropout import Draws, drop, token_keys
 from bitfit.bank.lanes import Lane, lane_to_train
 from bitfit.bank.layer import Linear
 from bitfit.bank.packed import Packed
+from bitfit.model.architectures import architecture
 from bitfit.model.base import Base
 from bitfit.model.language import select
 from bitfit.model.task_model import Model
@@ -145,6 +146,22 @@ def test_a_poisoned_lane_leaves_the_others_bit_for_bit(
     for k in (0, 2):
         assert torch.equal(healthy[k], sick[k])
         assert torch.equal(gradients[k], after[k])
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu", "gelu_new", "tanh"])
+@pytest.mark.parametrize("model_type", ["bert", "distilbert"])
+def test_other_activations_than_gelu_equal_the_stock_model(model_type: str, activation: str) -> None:
+    setting = architecture(model_type).activation
+    model = Model(tiny_base(model_type, **{setting: activation}), 3, "mean")
+    bank = Bank(model, unequal_lanes(model))
+    batch = {k: rows(k) for k in range(3)}
+    packed, stock = bank.logits(batch, STREAMS), bank.stock_logits(batch, STREAMS)
+    mine, theirs = learn(bank, packed), learn(bank, stock)
+    for k in batch:
+        assert_close(packed[k], stock[k])
+        assert_same_gradients(bank, k, mine[k], theirs[k])
+    gelu = Model(tiny_base(model_type), 3, "mean")
+    assert not torch.allclose(packed[0], Bank(gelu, unequal_lanes(gelu)).logits(batch, STREAMS)[0])
 
 
 def test_other_architectures_keep_the_stock_path() -> None:

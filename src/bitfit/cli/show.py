@@ -186,7 +186,7 @@ def delta(found: Any, count: int) -> None:
         "base": f"{meta.base} ({meta.fingerprint[:12]})",
         "task": f"{meta.task}: {', '.join(meta.labels)}" if meta.labels else meta.task,
         "select": f"{meta.select}, head {meta.head}, pool {meta.pool}, init {meta.init}",
-        **({} if found.inject == "none" else {"inject": f"{found.inject}: biases for layers that have none"}),
+        **({} if found.inject == "none" else {"inject": found.inject}),
         "trained": f"{meta.trained:,} of {meta.total:,}",
         "file": size(count),
         **{split: f"{meta.metric} {percent(score.value)}" for split, score in scores.items()},

@@ -45,7 +45,7 @@ class Plan:
     """What a user asks of `train`: several rates, batch sizes or seeds make a grid of trials."""
 
     select: str = _option("bias", "what trains: bias, b_q + b_m2, bias@last4, random(all, 0.1%), all, none, ...")
-    inject: str = _option("none", "biases, zero at first, for layers that have none: b_v, b_q + b_v, bias, ...")
+    inject: str = _option("none", "what is added: biases that layers lack (b_v, bias), lora(W_q + W_v, 8), adapter(64)")
     head: str = _option("full", "what of the head trains", choices=HEADS)
     init: str = _option("keep", "start values: keep, zero(SELECTION) or reinit(SELECTION)")
     pool: str = _option("auto", "what the head reads; auto: as the base declares", choices=("auto", "cls", "mean"))
