@@ -18,6 +18,7 @@ from bitfit.report.quantities import epochs_to_converge, late_fall
 from bitfit.report.verdicts import HOLDS, NO_DIFFERENCE, OPEN, REFUTED, judge
 from bitfit.study import grid, spec
 from bitfit.study.grid import Settings
+from bitfit.study.manifest import BaseFacts, Frame, Manifest, RunFacts
 from bitfit.study.store import Result, Results
 
 STUDIES = {name: spec.load(name) for name in spec.names()}
@@ -37,18 +38,23 @@ def made_up(study, score, seeds=2, tasks=None, base="one", label="t", missing=0.
     for point in points:
         value = score(point) - (0.05 if point.lr != rates[len(rates) // 2] else 0.0)
         results[point] = None if draw.random() < missing else _result(point, value, gap)
-    manifest = {
-        "base": {"name": base, "fingerprint": "f", "layers": 2, "width": 16, "parameters": 1000},
-        "runs": [{
-            "command": ["bitfit", "study", "run", study.name, "--base", label],
-            "methods": [method.name for method in study.methods],
-            "frames": {task: {"epochs": 1} for task in tasks or study.tasks if task not in study.views},
-            "differences": [f"The base is {label}."],
-        }],
-        "skipped": {label: label}, "split": study.protocol.split,
-        "audit": {m.name: {"encoder": 8, "embedding": 1, "pooler": 1, "head": 2, "total": 100} for m in study.methods},
-        "versions": {"bitfit": "0"}, "threads": 1, "points": [],
-    }  # fmt: skip
+    trained = [task for task in tasks or study.tasks if task not in study.views]
+    ran = RunFacts(
+        command=("bitfit", "study", "run", study.name, "--base", label),
+        methods=tuple(method.name for method in study.methods),
+        frames={task: Frame(epochs=1) for task in trained},
+        differences=(f"The base is {label}.",),
+    )
+    counts = {"encoder": 8, "embedding": 1, "pooler": 1, "head": 2, "total": 100}
+    manifest = Manifest(
+        study=study.name,
+        base=BaseFacts(base, "f", 2, 16, 1000),
+        split=study.protocol.split,
+        audit={method.name: counts for method in study.methods},
+        versions={"bitfit": "0"},
+        runs=(ran,),
+        skipped={label: label},
+    )
     return Findings(study, manifest, results)
 
 
@@ -250,8 +256,8 @@ def test_smaller_bases_lose_more_by_the_slope_over_all_bases():
     for n, name in enumerate(("a", "b", "c", "d", "e")):
         score = means({"Full": 0.8, "BitFit": 0.7 + 0.02 * n, "BitFit, head bias": 0.6}, 0.003, n)
         found = made_up(study, score, base=name)
-        base = {**found.manifest["base"], "parameters": 10**6 * 2**n}
-        bases.append(Findings(study, {**found.manifest, "base": base}, found.results))
+        base = replace(found.manifest.base, parameters=10**6 * 2**n)
+        bases.append(Findings(study, replace(found.manifest, base=base), found.results))
     (comparison,) = verdict(study, "smaller-models-lose-more", bases).comparisons
     assert comparison.outcome == HOLDS and comparison.estimate.mean == pytest.approx(2.0, abs=0.3)
 

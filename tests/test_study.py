@@ -14,7 +14,8 @@ from bitfit.errors import DataError, StudyError, UsageError
 from bitfit.report.findings import Findings
 from bitfit.study import grid, spec
 from bitfit.study.grid import Point, Settings
-from bitfit.study.store import Result, Results, joined, standings
+from bitfit.study.manifest import BaseFacts, Entry, Frame, Manifest, RunFacts
+from bitfit.study.store import Result, Results, standings
 from support import make_folder, write_tasks
 
 STUDIES = {name: spec.load(name) for name in spec.names()}
@@ -245,57 +246,56 @@ def test_extending_a_study_trains_only_what_is_new(tiny, tmp_path):
     assert before.items() <= outcomes(tmp_path).items()
     run(tiny, tmp_path, tasks=("rte",), methods=("Frozen",))
     (manifest,) = Results(tmp_path).manifests("bitfit-table3")
-    assert {point["task"] for point in manifest["points"]} == {"sst2", "rte"}
+    assert {entry.task for entry in manifest.points} == {"sst2", "rte"}
 
 
-def manifest(task, epochs, method="m"):
+def manifest(task, epochs, method="m", differences=(), data="", base=("b", "f"), skipped=()):
     """The manifest of a run of one trial."""
-    point = {"method": method, "task": task, "size": None, "lr": 1.0, "batch": 8, "seed": 0, "key": f"{task}{epochs}"}
-    run = {"command": [method, task, str(epochs)], "methods": [method], "frames": {task: {"epochs": epochs}}}
-    return {"base": "b", "audit": {method: {}}, "skipped": {}, "split": "dev", "runs": [run], "points": [point]}
+    entry = Entry(method, task, None, 1.0, 8, 0, f"{task}{epochs}")
+    ran = RunFacts((method, task, str(epochs)), (method,), {task: Frame(epochs, data=data)}, differences)
+    facts = BaseFacts(*base)
+    return Manifest(study="s", base=facts, split="dev", runs=(ran,), points=(entry,), skipped=dict(skipped))
 
 
 def test_a_task_run_under_other_conditions_takes_the_place_of_its_earlier_run():
-    assert joined(manifest("t", 1, "other"), manifest("t", 2)) == manifest("t", 2)
+    assert manifest("t", 2).joined(manifest("t", 1, "other")) == manifest("t", 2)
 
 
 def test_tasks_run_under_unlike_conditions_stand_in_one_manifest():
-    both = joined(manifest("t", 1), manifest("u", 2))
-    assert [point["task"] for point in both["points"]] == ["t", "u"]
-    assert [run["frames"] for run in both["runs"]] == [{"t": {"epochs": 1}}, {"u": {"epochs": 2}}]
+    both = manifest("u", 2).joined(manifest("t", 1))
+    assert [entry.task for entry in both.points] == ["t", "u"]
+    assert [run.frames for run in both.runs] == [{"t": Frame(1)}, {"u": Frame(2)}]
 
 
 def test_what_differs_on_one_task_is_said_of_that_task():
-    first, second = manifest("t", 1), manifest("u", 2)
-    first["runs"][0]["differences"] = ["The base is b.", "Epochs: 1 instead of 9."]
-    second["runs"][0]["differences"] = ["The base is b.", "Epochs: 2 instead of 9."]
-    found = Findings(replace(STUDIES["bitfit-table3"], tasks=("t", "u")), joined(first, second), {})
+    first = manifest("t", 1, differences=("The base is b.", "Epochs: 1 instead of 9."))
+    second = manifest("u", 2, differences=("The base is b.", "Epochs: 2 instead of 9."))
+    found = Findings(replace(STUDIES["bitfit-table3"], tasks=("t", "u")), second.joined(first), {})
     assert found.differences == ["The base is b.", "On t: Epochs: 1 instead of 9.", "On u: Epochs: 2 instead of 9."]
 
 
 def test_a_rate_for_some_methods_is_said_to_be_theirs():
-    first, second = manifest("t", 1, "m"), manifest("t", 1, "n")
-    first["runs"][0]["differences"], second["runs"][0]["differences"] = ["Rates: 1."], ["Rates: 2."]
-    found = Findings(replace(STUDIES["bitfit-table3"], tasks=("t",)), joined(first, second), {})
+    first = manifest("t", 1, "m", differences=("Rates: 1.",))
+    second = manifest("t", 1, "n", differences=("Rates: 2.",))
+    found = Findings(replace(STUDIES["bitfit-table3"], tasks=("t",)), second.joined(first), {})
     assert found.differences == ["Rates: 1 (m).", "Rates: 2 (n)."]
 
 
 def test_a_task_read_from_other_data_takes_the_place_of_its_earlier_run():
-    first, second = manifest("t", 1, "m"), manifest("t", 1, "n")
-    second["runs"][0]["frames"]["t"]["data"] = "other"
-    assert joined(first, second) == second
+    first, second = manifest("t", 1, "m"), manifest("t", 1, "n", data="other")
+    assert second.joined(first) == second
 
 
 def test_what_was_left_out_before_is_still_said():
-    first = manifest("t", 1) | {"skipped": {"cola": "no data"}}
-    assert joined(first, manifest("u", 1))["skipped"] == {"cola": "no data"}
+    first = manifest("t", 1, skipped={"cola": "no data"})
+    assert manifest("u", 1).joined(first).skipped == {"cola": "no data"}
 
 
 def test_bases_of_one_name_have_manifests_of_their_own(tmp_path):
     store, both = Results(tmp_path), ("aaaaaaaa", "bbbbbbbb")
     for fingerprint in both:
-        store.write_manifest(manifest("t", 1) | {"study": "s", "base": {"name": "final", "fingerprint": fingerprint}})
-    assert [found["base"]["fingerprint"] for found in store.manifests("s")] == list(both)
+        store.write_manifest(manifest("t", 1, base=("final", fingerprint)))
+    assert [found.base.fingerprint for found in store.manifests("s")] == list(both)
 
 
 def test_a_rate_that_diverges_on_most_seeds_is_not_chosen(one_result):

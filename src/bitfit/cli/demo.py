@@ -20,6 +20,7 @@ from ..report import report
 from ..report.findings import Findings
 from ..study import spec
 from ..study.grid import Point
+from ..study.manifest import Frame, RunFacts
 from ..study.passes import record
 from ..study.runner import about
 from ..study.spec import Method, Protocol, Study
@@ -114,12 +115,8 @@ def write_page(study: Study, base: Base, runs: list[tuple[Run, float]], folder: 
         trial = run.best.trial
         point = Point(method.name, task, None, trial.lr, trial.batch, trial.seed)
         results[point] = _result(run, base, task, seconds)
-    manifest = {
-        **about(study, base, study.methods),
-        "runs": [{"command": ["bitfit", "demo"], "methods": [], "frames": {task: {}}, "differences": []}],
-        "skipped": {},
-        "threads": torch.get_num_threads(),
-    }
+    ran = RunFacts(("bitfit", "demo"), (), {task: Frame()})
+    manifest = about(study, base, study.methods, ran, torch.get_num_threads())
     target = folder / "report.html"
     files.replace(target, report.as_html(study, [Findings(study, manifest, results)], []).encode())
     return target

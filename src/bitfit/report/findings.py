@@ -10,12 +10,12 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from ..study import grid
 from ..study.grid import Point
+from ..study.manifest import Manifest
 from ..study.spec import Method, Study
-from ..study.store import Result, Results, point_of, standings
+from ..study.store import Result, Results, standings
 from .statistics import Summary, summary
 
 Cell = tuple[str, str, int | None]
@@ -26,25 +26,25 @@ class Findings:
     """The results of a study on one base, as far as they are there."""
 
     study: Study
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     results: Mapping[Point, Result | None]
 
     @classmethod
-    def of(cls, study: Study, manifest: Mapping[str, Any], store: Results) -> Findings:
+    def of(cls, study: Study, manifest: Manifest, store: Results) -> Findings:
         """Read the results that a manifest names."""
-        keys = {point_of(table): str(table["key"]) for table in manifest["points"]}
+        keys = {entry.point: entry.key for entry in manifest.points}
         results = {point: store.read(key) for point, key in keys.items()}
         return cls(study, manifest, {**results, **dict(_views(study, results))})
 
     @property
     def base(self) -> str:
         """The name of the base."""
-        return str(self.manifest["base"]["name"])
+        return self.manifest.base.name
 
     @property
     def parameters(self) -> int:
         """The size of the base."""
-        return int(self.manifest["base"]["parameters"])
+        return self.manifest.base.parameters
 
     @cached_property
     def cells(self) -> dict[Cell, list[Point]]:
@@ -138,7 +138,7 @@ class Findings:
 
     def _trains(self, method: Method) -> bool:
         """Whether a method trains part of a pre-trained encoder."""
-        counts = self.manifest["audit"].get(method.name, {})
+        counts = self.manifest.audit.get(method.name, {})
         trained = sum(counts.get(part, 0) for part in ("encoder", "embedding", "pooler"))
         return method.init == "keep" and (trained > 0 or not counts)
 
@@ -181,7 +181,7 @@ class Findings:
         method = self.study.method(cell[0])
         published = sorted(method.rates_by_task.get(cell[1], method.rates))
         same = len(published) == len(tried) and all(map(math.isclose, published, tried))
-        return method.fixed or bool(self.manifest.get("published")) or (same and self.base in self.paper_bases)
+        return method.fixed or self.manifest.published or (same and self.base in self.paper_bases)
 
     @cached_property
     def paper_bases(self) -> set[str]:
@@ -247,8 +247,8 @@ class Findings:
         """Whether the paper's number for a task may be compared with ours: its base, and all of its data."""
         if self.base not in self.paper_bases:
             return False
-        frames = [run["frames"][task] for run in self.manifest["runs"] if task in run["frames"]]
-        return all(frame.get("train_size") is None and frame.get("dev_size") is None for frame in frames)
+        frames = self.manifest.frames(task)
+        return all(frame.train_size is None and frame.dev_size is None for frame in frames)
 
     def published_score(self, cell: Cell) -> float | None:
         """The paper's score of a cell, where it may be compared with ours."""
@@ -268,13 +268,12 @@ class Findings:
     @cached_property
     def differences(self) -> list[str]:
         """What differs from the paper's protocol; what does so for some tasks or methods, with their names."""
-        cells = [(m, t) for run in self.manifest["runs"] for m in run["methods"] for t in run["frames"]]
+        cells = [cell for run in self.manifest.runs for cell in run.cells]
         ran = list(dict.fromkeys(task for _, task in cells))
         said: dict[str, list[tuple[str, str]]] = {}
-        for run in self.manifest["runs"]:
-            pairs = [(method, task) for method in run["methods"] for task in run["frames"]]
-            for text in run["differences"]:
-                said.setdefault(text, []).extend(pairs)
+        for run in self.manifest.runs:
+            for text in run.differences:
+                said.setdefault(text, []).extend(run.cells)
         sentences = []
         if set(ran) != set(self.study.trained_tasks):
             sentences.append(f"Tasks: {', '.join(ran)} instead of {', '.join(self.study.tasks)}.")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..study.grid import Point
+from ..study.manifest import BaseFacts, Manifest
 from ..study.spec import Method, Number, Row, Study, Table
 from ..study.store import Result
 from .findings import Findings
@@ -51,13 +50,5 @@ def _result(
     return point, result
 
 
-def _manifest(study: Study, base: str) -> dict[str, Any]:
-    return {
-        "study": study.name,
-        "base": {"name": base, "fingerprint": "", "layers": 0, "width": 0, "parameters": 0},
-        "split": study.protocol.split,
-        "runs": [],
-        "skipped": {},
-        "audit": {},
-        "published": True,
-    }
+def _manifest(study: Study, base: str) -> Manifest:
+    return Manifest(study=study.name, base=BaseFacts(base, ""), split=study.protocol.split, runs=(), published=True)

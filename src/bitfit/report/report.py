@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .. import files
 from ..study import forecast
+from ..study.manifest import Manifest
 from ..study.spec import Figure, Method, Study
 from ..study.store import Results
 from . import drawing
@@ -87,15 +88,15 @@ def write(study: Study, results: Results, folder: Path | None = None, figures: s
     return html, markdown
 
 
-def _distinct(manifests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _distinct(manifests: Sequence[Manifest]) -> list[Manifest]:
     """Manifests in which bases of one name also have a part of their fingerprint in it."""
-    names = Counter(manifest["base"]["name"] for manifest in manifests)
+    names = Counter(manifest.base.name for manifest in manifests)
     told = []
     for manifest in manifests:
-        base = manifest["base"]
-        if names[base["name"]] > 1:
-            base = {**base, "name": f"{base['name']} ({base['fingerprint'][:6]})"}
-        told.append({**manifest, "base": base})
+        base = manifest.base
+        if names[base.name] > 1:
+            base = replace(base, name=f"{base.name} ({base.fingerprint[:6]})")
+        told.append(replace(manifest, base=base))
     return told
 
 
@@ -175,8 +176,7 @@ def conditions(findings: Findings) -> str:
 def _setting(findings: Findings, task: str) -> str:
     sizes = [findings.rows(task, size) for size in findings.sizes(task)]
     rows = f"{sizes[0]:,}" if len(sizes) == 1 else f"{min(sizes):,} to {max(sizes):,}"
-    frames = [run["frames"][task] for run in findings.manifest["runs"] if task in run["frames"]]
-    epochs = {frame["epochs"] for frame in frames if "epochs" in frame}
+    epochs = {frame.epochs for frame in findings.manifest.frames(task) if frame.epochs is not None}
     points = [point for point in findings.results if point.task == task]
     seeds = len({point.seed for point in points})
     told = [f"{rows} training rows"]
@@ -349,7 +349,7 @@ def _rates(rates: Sequence[float]) -> str:
 
 
 def _differences(findings: Findings) -> list[str]:
-    skipped = [f"{name} was left out: {why}" for name, why in findings.manifest["skipped"].items()]
+    skipped = [f"{name} was left out: {why}" for name, why in findings.manifest.skipped.items()]
     return [*findings.differences, *skipped]
 
 
@@ -373,23 +373,23 @@ def cost_in_words(study: Study) -> str:
 def _reproduce(study: Study, bases: Sequence[Findings]) -> list[dict[str, Any]]:
     told = []
     for findings in bases:
-        manifest, base = findings.manifest, findings.manifest["base"]
-        versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
+        manifest, base = findings.manifest, findings.manifest.base
+        versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
         seeds = ", ".join(map(str, sorted({point.seed for point in findings.results})))
         facts_of_base = (
-            f"{base['name']} ({base['fingerprint']}, {base['layers']} layers, {base['width']} wide, "
-            f"{base['parameters']:,} parameters); {versions}; {_count(manifest['threads'], 'thread')}; seeds {seeds}. "
+            f"{base.name} ({base.fingerprint}, {base.layers} layers, {base.width} wide, "
+            f"{base.parameters:,} parameters); {versions}; {_count(manifest.threads, 'thread')}; seeds {seeds}. "
             f"Data read: {_digests(manifest)}."
         )
-        told.append({"commands": [shlex.join(run["command"]) for run in manifest["runs"]], "facts": facts_of_base})
+        told.append({"commands": [shlex.join(run.command) for run in manifest.runs], "facts": facts_of_base})
     return told or [{"commands": [f"bitfit study run {study.name}"], "facts": ""}]
 
 
-def _digests(manifest: Mapping[str, Any]) -> str:
+def _digests(manifest: Manifest) -> str:
     digests = {}
-    for run in manifest["runs"]:
-        for task, frame in run["frames"].items():
-            digests[task] = frame.get("data", "")
+    for run in manifest.runs:
+        for task, frame in run.frames.items():
+            digests[task] = frame.data
     return ", ".join(f"{task} {digest}".rstrip() for task, digest in digests.items()) or "none"
 
 
@@ -414,6 +414,6 @@ def as_markdown(study: Study, bases: Sequence[Findings], verdicts: Sequence[Verd
     for findings in bases:
         parts.append(f"### What differs from the protocol on {plain(findings.base)}\n")
         parts.append("".join(f"- {plain(text)}\n" for text in _differences(findings)) or "Nothing.\n")
-        commands = [shlex.join(run["command"]) for run in findings.manifest["runs"]]
+        commands = [shlex.join(run.command) for run in findings.manifest.runs]
         parts += [f"```\n{command.replace('```', '')}\n```\n" for command in commands]
     return "\n".join(part for part in parts if part)

@@ -123,7 +123,7 @@ def _columns(table: Table, findings: Findings) -> list[str]:
 
 def trained_share(findings: Findings, method: str) -> str:
     """How much of the base a method trains, without the head, counted."""
-    counts = findings.manifest["audit"].get(method)
+    counts = findings.manifest.audit.get(method)
     if not counts:
         return ""
     return f"{sum(counts[part] for part in PARTS) / (counts['total'] or 1):.3%}"
@@ -218,7 +218,7 @@ def _by_size(table: Table, findings: Findings) -> Grid:
 
 
 def _split_words(findings: Findings) -> str:
-    if findings.manifest["split"] == "holdout":
+    if findings.manifest.split == "holdout":
         return "four fifths of them train, one fifth is the dev set."
     return "all of them train."
 
@@ -343,7 +343,7 @@ _LAYOUTS: dict[str, Callable[[Table, Findings], Grid]] = {
 def audit(findings: Findings) -> Grid:
     """What each method trains, counted, by part."""
     rows = []
-    for method, counts in findings.manifest["audit"].items():
+    for method, counts in findings.manifest.audit.items():
         cells = [f"{counts[part]:,}" for part in (*PARTS, "head")]
         trained = sum(counts[part] for part in (*PARTS, "head"))
         rows.append([method, *cells, f"{trained:,}", trained_share(findings, method)])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import Any
 
 import torch
 
@@ -21,6 +20,7 @@ from ..training.resolved import Resolved, passes, resolve_trials
 from . import forecast, grid
 from .data import Opening
 from .grid import Point, Settings
+from .manifest import BaseFacts, Entry, Frame, Manifest, RunFacts
 from .passes import Engine, Pass, versions, workspace
 from .spec import Method, Study
 from .store import Result, Results, key_of, standings
@@ -173,27 +173,21 @@ class Campaign:
 
     # ---- the manifest
 
-    def describe(self, command: Sequence[str]) -> dict[str, Any]:
+    def describe(self, command: Sequence[str]) -> Manifest:
         """The manifest: which trials are this study's on this base, and how it was run."""
-        base = self.workspace.base
         ran = [method for method in grid.methods(self.study, self.settings) if method.name not in self.skipped]
         frame = self.settings.frame(self.study.protocol)
-        run = {
-            "command": list(command),
-            "methods": [method.name for method in ran],
-            "frames": {task: {**frame, "data": data} for task, data in self.digests.items()},
-            "differences": [
-                *grid.differences(self.study, self.settings, self.base or self.name, self.name),
-                *self._base_differences(),
-            ],
-        }
-        return {
-            **about(self.study, base, ran),
-            "runs": [run],
-            "skipped": self.skipped,
-            "threads": self.threads or torch.get_num_threads(),
-            "points": [{**asdict(point), "key": key} for point, key in self.keys.items()],
-        }
+        differences = grid.differences(self.study, self.settings, self.base or self.name, self.name)
+        run = RunFacts(
+            command=tuple(command),
+            methods=tuple(method.name for method in ran),
+            frames={task: Frame(**frame, data=data) for task, data in self.digests.items()},
+            differences=(*differences, *self._base_differences()),
+        )
+        entries = tuple(Entry(**asdict(point), key=key) for point, key in self.keys.items())
+        threads = self.threads or torch.get_num_threads()
+        manifest = about(self.study, self.workspace.base, ran, run, threads)
+        return replace(manifest, skipped=self.skipped, points=entries)
 
     def _base_differences(self) -> list[str]:
         """How the base differs in kind from the paper's, where it is another one."""
@@ -208,26 +202,23 @@ class Campaign:
         return told
 
 
-def about(study: Study, base: Base, methods: Sequence[Method]) -> dict[str, Any]:
-    """What a manifest says of the base and of what each method trains of it."""
+def about(study: Study, base: Base, methods: Sequence[Method], run: RunFacts, threads: int) -> Manifest:
+    """A manifest without points: the base, what each method trains of it, and the run."""
     audits = {}
     for method in methods:
         found = count(base, method.select, method.head)
         trained = {part: number for part, (_, number) in found.parts().items()}
         audits[method.name] = {**trained, "total": found.total}
-    return {
-        "study": study.name,
-        "base": {
-            "name": base.name,
-            "fingerprint": base.fingerprint[:12],
-            "layers": base.anatomy.layers,
-            "width": base.width,
-            "parameters": base.anatomy.total,
-        },
-        "split": study.protocol.split,
-        "audit": audits,
-        "versions": versions(),
-    }
+    anatomy = base.anatomy
+    return Manifest(
+        study=study.name,
+        base=BaseFacts(base.name, base.fingerprint[:12], anatomy.layers, base.width, anatomy.total),
+        split=study.protocol.split,
+        audit=audits,
+        versions=versions(),
+        runs=(run,),
+        threads=threads,
+    )
 
 
 def run(campaign: Campaign, engine: Engine, command: Sequence[str], say: Say, meter: Meter) -> int:

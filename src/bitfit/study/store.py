@@ -13,7 +13,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ..errors import DataError, UsageError
 from ..values import Value, read_known
 from .examples import Rows
 from .grid import Point, by_cell
+from .manifest import Manifest
 
 try:
     import fcntl
@@ -111,19 +112,24 @@ class Results:
             if empty != self.folder and empty.is_dir() and not any(empty.iterdir()):
                 empty.rmdir()
 
-    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+    def write_manifest(self, manifest: Manifest) -> None:
         """Say which trials are a study's on a base, and how it was run; other cells of a like run stay in it."""
-        base = manifest["base"]  # two folders may have one name
-        path = self.folder / manifest["study"] / f"{slug(base['name'])}-{base['fingerprint'][:6]}.json"
-        _dump(path, joined(_load(path), manifest) if path.is_file() else manifest)
+        base = manifest.base  # two folders may have one name
+        path = self.folder / manifest.study / f"{slug(base.name)}-{base.fingerprint[:6]}.json"
+        earlier = _load(path) if path.is_file() else None
+        if isinstance(earlier, dict) and "runs" in earlier:
+            manifest = manifest.joined(_typed(Manifest, path))
+        _dump(path, asdict(manifest))
 
-    def manifests(self, study: str) -> list[dict[str, Any]]:
+    def manifests(self, study: str) -> list[Manifest]:
         """What was run of a study, one entry per base."""
-        found = {path: _load(path) for path in sorted((self.folder / study).glob("*.json"))}
-        for path, table in found.items():
+        found = []
+        for path in sorted((self.folder / study).glob("*.json")):
+            table = _load(path)
             if not isinstance(table, dict) or "runs" not in table:
                 raise DataError(f"{path}: of another version of bitfit; run the study again, finished trials are kept")
-        return list(found.values())
+            found.append(_typed(Manifest, path))
+        return found
 
     def known(self) -> list[str]:
         """The studies something was run of."""
@@ -153,43 +159,6 @@ def standings(results: Mapping[Point, Result | None]) -> dict[Point, float | Non
         lost = {point: result.majority for point, result in own.items() if result.status == "diverged"}
         found |= dict.fromkeys(points) | scores | (lost if len(lost) < len(own) else {})
     return found
-
-
-def joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A manifest with the cells of an earlier one that it does not touch, but for tasks that are now run otherwise."""
-    if old.get("base") != new["base"] or "runs" not in old:
-        return new
-    (run,) = new["runs"]
-    otherwise = {
-        task
-        for other in old["runs"]
-        for task, frame in other["frames"].items()
-        if run["frames"].get(task, frame) != frame
-    }
-    touched = {point_of(table).cell for table in new["points"]}
-    kept = [table for table in old["points"] if point_of(table).cell not in touched and table["task"] not in otherwise]
-    left = {(table["method"], table["task"]) for table in kept}
-    runs = []
-    for other in old["runs"]:
-        frames = {t: f for t, f in other["frames"].items() if any((method, t) in left for method in other["methods"])}
-        if frames:
-            runs.append({**other, "frames": frames})
-    if not runs:
-        return new
-    tried = {*run["frames"], *run["methods"]}
-    skipped = {name: why for name, why in old["skipped"].items() if name not in tried}
-    return {
-        **new,
-        "points": [*kept, *new["points"]],
-        "audit": {**old["audit"], **new["audit"]},
-        "skipped": {**skipped, **new["skipped"]},
-        "runs": [*runs, run],
-    }
-
-
-def point_of(table: Mapping[str, Any]) -> Point:
-    """A manifest's entry as a point of the grid."""
-    return Point(**{entry.name: table[entry.name] for entry in fields(Point)})
 
 
 def slug(name: str) -> str:
