@@ -577,3 +577,26 @@ def test_a_study_widens_its_rates_at_most_twice(tiny, tmp_path):
     runner.run(found, engine, ["x"], lambda _: None, lambda *_: None)
     assert [len(stage) for stage in stages] == [3, 1, 1, 0]
     assert max(stages[0]) < stages[1][0] < stages[2][0]
+
+
+def test_a_method_may_add_parameters_and_train_longer(tiny, tmp_path):
+    from bitfit.study.runner import Campaign
+
+    settings = Settings(tasks=("sst2",), methods=("LoRA", "Frozen"), epochs=1, seeds=1, lr=(1e-2,))
+    found = Campaign(STUDIES["core"], tiny[0], settings, tiny[1], Results(tmp_path), threads=1)
+    trials = {
+        point.method: trial
+        for work in found.plan(found.search())
+        for point, trial in zip(work.points, work.trials, strict=True)
+    }
+    assert trials["LoRA"].inject == STUDIES["core"].method("LoRA").inject and trials["LoRA"].epochs == 1
+    assert trials["Frozen"].epochs == STUDIES["core"].method("Frozen").epochs_times
+
+
+def test_a_view_without_its_part_is_said_to_be_missing():
+    study = replace(STUDIES["bitfit-table3"], tasks=("mnli", "mnli-mm"))
+    point = Point("BitFit", "mnli", None, 1e-3, 8, 0)
+    described = manifest("mnli", 1, "BitFit")
+    described["runs"][0]["differences"] = []
+    said = Findings(study, described, {point: None}).differences
+    assert said == ["mnli-mm is not scored: the data of mnli has no part dev_mismatched."]

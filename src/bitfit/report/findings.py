@@ -282,6 +282,9 @@ class Findings:
             where = "" if on == ran else f"On {', '.join(on)}: "
             whose = _named([m for m, _ in pairs], [m for m, t in cells if t in on])
             sentences.append(f"{where}{text.removesuffix('.')}{whose}.")
+        for name, view in self.study.views.items():
+            if view.of in self.tasks and name not in self.tasks:
+                sentences.append(f"{name} is not scored: the data of {view.of} has no part {view.part}.")
         untested = [task for task in self.trained_tasks if not self._tested(task)]
         if untested:
             sentences.append(f"{', '.join(untested)}: scored on the dev rows that chose the rate too.")

@@ -338,6 +338,8 @@ def _settings(method: Method) -> str:
         by_task = ", ".join(f"{task} {_rates(rates)}" for task, rates in method.rates_by_task.items())
         told = [method.select, f"rates {by_task}; elsewhere {_rates(method.rates)}"]
     told += [f"head {method.head}"] if method.head != "full" else []
+    told += [f"with {method.inject}"] if method.inject != "none" else []
+    told += [f"{method.epochs_times} times the epochs"] if method.epochs_times > 1 else []
     told += [f"starts from {method.init}"] if method.init != "keep" else []
     told += [f"dropout {method.dropout}"] if method.dropout != "on" else []
     told += [method.note] if method.note else []

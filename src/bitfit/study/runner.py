@@ -11,7 +11,6 @@ import torch
 from ..errors import DataError, Interrupted, SelectionError, UsageError, suggest
 from ..model.audit import count
 from ..model.base import Base
-from ..model.grafts import NONE
 from ..model.resolution import resolve, resolve_pool
 from ..training.checkpoint import SECONDS
 from ..training.job import Job
@@ -74,7 +73,7 @@ class Campaign:
     def _default_rates(self, method: Method) -> tuple[float, ...]:
         base = self.workspace.base
         try:
-            return default_rates(resolve(base, method.select).selection, base.width)
+            return default_rates(resolve(base, method.select, inject=method.inject).selection, base.width)
         except SelectionError:  # the base has no such term; `plan` says so
             return method.rates[:1]
 
@@ -140,14 +139,14 @@ class Campaign:
         method = self.study.method(point.method)
         return Trial(
             select=method.select,
-            inject=NONE,
+            inject=method.inject,
             head=method.head,
             init=method.init,
             pool=resolve_pool(job.base, job.task.pool("auto")),
             lr=point.lr,
             batch=point.batch,
             seed=point.seed,
-            epochs=settings.epochs or protocol.epochs,
+            epochs=method.epochs_times * (settings.epochs or protocol.epochs),
             evals_per_epoch=settings.evals_per_epoch or protocol.evals_per_epoch,
             schedule=protocol.schedule,
             weight_decay=protocol.weight_decay,
@@ -206,7 +205,7 @@ def about(study: Study, base: Base, methods: Sequence[Method], run: RunFacts, th
     """A manifest without points: the base, what each method trains of it, and the run."""
     audits = {}
     for method in methods:
-        found = count(base, method.select, method.head)
+        found = count(base, method.select, method.head, inject=method.inject)
         trained = {part: number for part, (_, number) in found.parts().items()}
         audits[method.name] = {**trained, "total": found.total}
     anatomy = base.anatomy

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from .. import values
 from ..errors import BitfitError, StudyError, suggest
 from ..model.anatomy import HEADS
-from ..model.language import check, parse_init
+from ..model.language import check, check_inject, parse_init
 from ..training.plan import DROPOUTS
 from . import SEARCHES
 
@@ -77,6 +77,8 @@ class Method:
     select: str
     rates: tuple[float, ...]
     rates_by_task: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    inject: str = "none"  # parameters that are added to the base
+    epochs_times: int = 1  # times the protocol's epochs, where little trains and the encoder runs once
     fixed: bool = False  # the rates are the point of the study: they are never replaced or widened
     head: str = "full"
     init: str = "keep"
@@ -87,6 +89,8 @@ class Method:
     def __post_init__(self) -> None:
         _parsed("select", self.select, check)
         _parsed("init", self.init, parse_init)
+        _parsed("inject", self.inject, check_inject)
+        _positive("epochs_times", (self.epochs_times,))
         _one_of("head", self.head, HEADS)
         _one_of("dropout", self.dropout, DROPOUTS)
 
