@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check slow bench clean
+.PHONY: demo test check slow bench quality clean
 
 demo: $(INSTALLED)
 	$(RUN)/bitfit demo
@@ -24,6 +24,11 @@ slow: $(INSTALLED)
 bench: $(INSTALLED)
 	$(RUN)/python -m pip install --quiet -e ".[bench]"
 	$(RUN)/python benchmarks/bench.py
+
+# Hours on one core; a result is kept as soon as it is there, so that it can be stopped and started.
+quality: $(INSTALLED)
+	$(RUN)/python benchmarks/quality.py run
+	$(RUN)/python benchmarks/quality.py report
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

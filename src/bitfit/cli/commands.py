@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..data.source import DataFile
 from ..errors import UsageError
 from ..files import check_target, replace
 from ..serve.settings import Settings, Tokens
-from ..training.plan import Plan
+from ..training.plan import Plan, follows_recipe
 from ..values import read as read_value
 from . import contracts
 from .contracts import show_json
@@ -40,12 +40,21 @@ def train(args: argparse.Namespace) -> None:
 
     target = args.out or default_out(args.source)
     several_sizes = isinstance(plan.train_size, Sequence)
+    if args.suspects is not None and (several_sizes or not follows_recipe(plan)):
+        raise UsageError("--suspects needs the default recipe on one size: remove --recipe, --lr, --epochs and --batch")
+    if args.suspects is not None:
+        check_target(args.suspects, Path(args.source))
     start = sweep if several_sizes else fit
     began = time.monotonic()
     with show.training_bar(quiet=args.json) as watch:
         options = {"out": target, "resume": args.resume, "watch": watch, "say": show.note, **_checkpoint_seconds()}
         run: Any = start(args.source, args.base, plan=plan, **options)
     seconds = time.monotonic() - began
+    if args.suspects is not None:
+        from .answers import write_csv
+
+        count = write_csv(args.suspects, map(asdict, run.story.suspects))
+        show.note(f"wrote {count:,} rows whose labels look wrong to {args.suspects}")
     if several_sizes and args.json:
         sizes = [contracts.training(each, sized(target, size), seconds) for size, each in run.items()]
         show_json({"sizes": sizes})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,17 @@ def training(run: Any, target: Path, seconds: float) -> dict[str, Any]:
         "trials": [_trial(outcome) for outcome in run.trials],
         "seconds": seconds,
         "threads": meta.threads,
+        "recipe": meta.recipe,
+        "story": None if run.story is None else _story(run.story),
     }
+
+
+def _story(story: Any) -> dict[str, Any]:
+    """What the default recipe tried and found."""
+    table = asdict(story)
+    if story.curve is not None:
+        table["curve"]["helps"] = story.curve.helps
+    return table
 
 
 def _values(scores: Mapping[str, Any]) -> dict[str, float]:

@@ -105,6 +105,9 @@ def _train(it: Parser) -> None:
         _add_plan_option(groups[title], field)
     run = groups["run"]
     run.add_argument("--out", type=Path, help="the delta file (the name of DATA with .safetensors, in this folder)")
+    run.add_argument(
+        "--suspects", type=Path, metavar="FILE", help="write rows whose labels look wrong to this CSV file"
+    )
     run.add_argument("--resume", action="store_true", help="continue after an interruption")
     _add_json(run)
 

@@ -17,6 +17,7 @@ from rich.text import Text
 from ..delta.meta import ERRORS
 from ..report import changemap
 
+MANY_CLASSES = 20  # beyond these the scores of classes are in --json only
 DEMO = "all-MiniLM-L6-v2"  # model/base.py has the same name, but would import torch
 
 # No markup: texts, labels and file names are data and must come out unchanged.
@@ -75,6 +76,11 @@ def run(done: Any, target: Path, took: float, base: str | None = None) -> None:
     if best.gap:
         train, dev = (percent(best.scores[split][metric].value) for split in ("train", "dev"))
         out.print(f"generalisation gap: {metric} {percent(best.gap[metric])} ({train} on train, {dev} on dev)")
+    if done.story is not None and 1 < len(done.story.classes) <= MANY_CLASSES:
+        cells = [
+            (own.label, f"{own.rows:,}", percent(own.precision), percent(own.recall)) for own in done.story.classes
+        ]
+        out.print(table(["class", "held-out rows", "precision", "recall"], cells))
     out.print(f"{done.baseline_name}: {metric} {percent(done.majority)} on dev")
     share = f"{meta.trained / meta.total:.3%}"
     out.print(f"trained {meta.trained:,} of {meta.total:,} parameters ({share}) in {seconds(took)}")
@@ -218,7 +224,8 @@ def training_bar(label: str = "training", quiet: bool = False) -> Iterator[Any]:
         def watch(part: int, step: int, total: int, runners: Any) -> None:
             nonlocal last
             if part not in bars:
-                bars[part] = progress.add_task(f"{label} {part + 1}" if part else label, total=total, state="")
+                name = runners[0].phase or (f"{label} {part + 1}" if part else label)
+                bars[part] = progress.add_task(name, total=total, state="")
             if step == total or time.monotonic() - last > 0.2:
                 last = time.monotonic()
                 progress.update(bars[part], completed=step, state=_state(runners))

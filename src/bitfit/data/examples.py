@@ -62,6 +62,11 @@ class Examples:
         labels, lines = ([column[i] for i in indices] if column else [] for column in (self.labels, self.lines))
         return Examples([self.texts[i] for i in indices], pairs, labels, lines)
 
+    def __add__(self, other: Examples) -> Examples:
+        """These examples and those after them."""
+        pairs = None if self.pairs is None or other.pairs is None else self.pairs + other.pairs
+        return Examples(self.texts + other.texts, pairs, self.labels + other.labels, self.lines + other.lines)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -87,6 +92,7 @@ class Dataset:
     columns: Columns
     notes: tuple[str, ...]
     more: Mapping[str, Examples] = field(default_factory=dict)
+    held_out: bool = False  # whether dev was split off the training rows and may be trained on in the end
 
 
 def duplicates(examples: Examples, by_pair: bool = False) -> list[list[int]]:

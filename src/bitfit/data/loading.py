@@ -134,7 +134,8 @@ class Published:
         notes += reader_of(self.kind).doubts(self.train, self.labels)
         for source in (self.files.train, self.files.dev, self.files.test):
             notes += source.notes if source is not None else []
-        return Dataset(train, dev, test, self.kind, self.labels, self.columns, tuple(notes), more)
+        split_off = self.files.dev is None and holdout is None and train_size is None
+        return Dataset(train, dev, test, self.kind, self.labels, self.columns, tuple(notes), more, split_off)
 
     def _train_and_dev(self, seed: int) -> tuple[Examples, Examples, tuple[str, ...]]:
         dev, notes = self.dev

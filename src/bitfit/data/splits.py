@@ -79,3 +79,16 @@ def _interleaved(sizes: list[int]) -> Iterator[int]:
         while waiting and waiting[-1][0] <= slot:
             heapq.heappush(ready, waiting.pop()[1:])
         yield heapq.heappop(ready)[1]
+
+
+def folds(examples: Examples, kind: Kind, count: int, seed: int) -> list[list[int]]:
+    """Indices in so many folds, each class spread evenly over them, equal texts in one fold."""
+    reader = reader_of(kind)
+    strata = _strata(examples, reader)
+    groups = list(duplicates(examples, reader.by_pair))
+    random.Random(f"folds {seed}").shuffle(groups)
+    groups.sort(key=lambda group: strata[group[0]])  # stable: the order within a class stays random
+    found: list[list[int]] = [[] for _ in range(count)]
+    for place, group in enumerate(groups):
+        found[place % count] += group
+    return [sorted(fold) for fold in found if fold]

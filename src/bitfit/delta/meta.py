@@ -105,6 +105,8 @@ class Meta:
     versions: Mapping[str, str]
     threads: int = 0  # of the training, 0 if unknown
     folded: bool = False
+    recipe: str = "plain"  # how the training was set up
+    calibration_errors: tuple[float, float] | None = None  # on held-out rows, without and with the temperature
     sha256: str = ""  # of the file it was read from
 
     def __post_init__(self) -> None:

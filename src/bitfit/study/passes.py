@@ -20,9 +20,10 @@ from ..training.checkpoint import SECONDS, Store
 from ..training.compute import threads
 from ..training.job import Job, open_job
 from ..training.loop import Runner, Watch
+from ..training.outcome import Outcome
 from ..training.plan import Trial
 from ..training.resolved import resolve_trials
-from ..training.run import Outcome, run_pass
+from ..training.run import run_pass
 from . import data as study_data
 from .data import Opening
 from .examples import Rows

@@ -152,6 +152,18 @@ class Tagging(Task):
         }[self.metric]
         return "ratio", above, below
 
+    def confidences(self, logits: Array, targets: Array) -> tuple[Array, Array] | None:
+        """The probability of the likeliest tag of each tagged word, and whether it is the true one."""
+        tagged = targets != IGNORED
+        table = softmax(logits[tagged])
+        return table.max(-1, initial=0.0), table.argmax(-1) == targets[tagged]
+
+    def gold_and_predicted(self, predictions: Any, examples: Examples) -> tuple[Array, Array] | None:
+        """The numbers of the tags, word by word."""
+        gold = np.concatenate([np.asarray(tags) for tags in examples.labels])
+        predicted = np.concatenate(predictions)
+        return gold[gold >= 0], predicted[gold >= 0]
+
     def baseline(self, train: Examples, dev: Examples) -> float:
         """Each word's most frequent tag in training; the most frequent of all for a word that is new."""
         counts: defaultdict[str, Counter[int]] = defaultdict(Counter)

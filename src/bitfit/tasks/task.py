@@ -214,6 +214,14 @@ class Task(ABC):
     def answers(self, logits: Array, encoded: Encoded, examples: Examples) -> list[dict[str, Any]]:
         """What `predict` says of each example."""
 
+    def confidences(self, logits: Array, targets: Array) -> tuple[Array, Array] | None:
+        """The probability of each answer and whether it is right; None where answers have no probability."""
+        return None
+
+    def gold_and_predicted(self, predictions: Any, examples: Examples) -> tuple[Array, Array] | None:
+        """The numbers of the true and the predicted label of each text or word; None where there is no single one."""
+        return None
+
     @staticmethod
     @abstractmethod
     def line(answer: dict[str, Any]) -> tuple[str, ...]:

@@ -133,6 +133,16 @@ class Classification(Task):
             return "classes", 1 - golds, 1 - guesses
         return "classes", golds, guesses
 
+    def confidences(self, logits: Array, targets: Array) -> tuple[Array, Array] | None:
+        """The probability of the likeliest class, and whether it is the true one."""
+        table = softmax(logits)
+        return table.max(-1), table.argmax(-1) == targets
+
+    def gold_and_predicted(self, predictions: Any, examples: Examples) -> tuple[Array, Array] | None:
+        """The numbers of the classes."""
+        found = np.asarray(predictions)
+        return np.asarray(examples.labels), found.argmax(-1) if found.ndim == 2 else found
+
     def baseline(self, train: Examples, dev: Examples) -> float:
         """Always the most frequent class; of equals the first."""
         counts = Counter(train.labels)
@@ -315,6 +325,12 @@ class MultiLabel(Task):
     def gold(self, label: Any) -> list[str]:
         """The labels' names."""
         return [self.labels[number] for number in label]
+
+    def confidences(self, logits: Array, targets: Array) -> tuple[Array, Array] | None:
+        """For each label the probability of what is answered, and whether it is right."""
+        logits = logits.astype(np.float64)
+        probability = 1 / (1 + np.exp(-np.abs(logits)))
+        return probability.ravel(), ((logits > 0) == (targets > 0)).ravel()
 
     def baseline(self, train: Examples, dev: Examples) -> float:
         """Always the most frequent set of labels, the first of equals."""

@@ -32,7 +32,9 @@ class Runner:
     trial: Trial
     bank: Bank
     k: int
-    status: str = "running"  # running, done or diverged
+    rows: Array | None = None  # the training rows it sees; None: all of them
+    phase: str = ""  # what a progress bar calls the pass
+    status: str = "running"  # running, done, dropped or diverged
     best: float = -math.inf
     best_step: int = 0
     evaluated: int = -1  # the step of the last evaluation
@@ -45,6 +47,25 @@ class Runner:
         self.best_outputs: Array | None = None  # on dev, at the best checkpoint
         trial = self.trial
         self.optimiser = torch.optim.AdamW([self.flat], trial.lr, weight_decay=trial.weight_decay, fused=True)
+
+    def batch(self, step: int, rows: int) -> Array:
+        """Which of all training rows the lane sees at a step (from 1)."""
+        if self.rows is None:
+            return batch_rows(self.trial, step, rows)
+        return self.rows[batch_rows(self.trial, step, len(self.rows))]
+
+    def rows_seen(self, rows: int) -> int:
+        """How many of all training rows the lane sees in an epoch."""
+        return rows if self.rows is None else len(self.rows)
+
+    def finish(self, step: int) -> None:
+        """End the training; a lane that was never evaluated keeps its last values."""
+        if self.status != "running":
+            return
+        self.status = "done"
+        if self.evaluated < 0:
+            self.best_step = step
+            self.best_values.copy_(self.flat.detach())
 
     def learn(self, step: int, total: int, value: float) -> None:
         """One step by the lane's gradient; a loss or gradient that is no number ends the lane before it moves."""
@@ -149,14 +170,29 @@ def evaluation_steps(trial: Trial, rows: int) -> set[int]:
     return {max(1, round(steps * part / parts)) for part in range(1, trial.epochs * parts + 1)}
 
 
-def fit(job: Job, runners: list[Runner], part: int, store: Store, watch: Watch) -> None:
-    """Train the lanes of one pass to the end, from wherever its last checkpoint stands."""
+def fit(
+    job: Job,
+    runners: list[Runner],
+    part: int,
+    store: Store,
+    watch: Watch,
+    evaluations: set[int] | None = None,
+    after_evaluation: Callable[[list[Runner]], None] | None = None,
+) -> None:
+    """Train the lanes of one pass to the end, from wherever its last checkpoint stands.
+
+    `evaluations` are the steps after which lanes are evaluated; without them, as the trial says. A lane that is never
+    evaluated ends with its last values. Lanes that see fewer rows than others take as many steps.
+    `after_evaluation` may end lanes; it must be a function of their histories alone.
+    """
     trial = runners[0].trial
-    total = trial.epochs * steps_per_epoch(trial, len(job.train))
-    evaluations = evaluation_steps(trial, len(job.train))
+    rows = max(runner.rows_seen(len(job.train)) for runner in runners)
+    total = trial.epochs * steps_per_epoch(trial, rows)
+    if evaluations is None:
+        evaluations = evaluation_steps(trial, rows)
     step = resume(store, part, runners)
     try:
-        evaluate_lanes(job, runners, step, evaluations)
+        evaluate_lanes(job, runners, step, evaluations, after_evaluation)
         while step < total and any(runner.status == "running" for runner in runners):
             job.stop.check()
             step += 1
@@ -165,7 +201,7 @@ def fit(job: Job, runners: list[Runner], part: int, store: Store, watch: Watch) 
             torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
             for runner, loss in zip(running, losses, strict=True):
                 runner.learn(step, total, float(loss.detach()))
-            evaluate_lanes(job, runners, step, evaluations)
+            evaluate_lanes(job, runners, step, evaluations, after_evaluation)
             watch(part, step, total, runners)
             if store.due():
                 checkpoint(store, part, step, runners)
@@ -173,14 +209,14 @@ def fit(job: Job, runners: list[Runner], part: int, store: Store, watch: Watch) 
         checkpoint(store, part, step, runners)
         raise
     for runner in runners:
-        runner.status = "done" if runner.status == "running" else runner.status
+        runner.finish(total)
     checkpoint(store, part, step, runners)
 
 
 def lane_losses(job: Job, runners: list[Runner], step: int) -> list[Tensor]:
     """Each lane's loss on its own batch of this step, under its own dropout stream."""
     train, bank = job.train, runners[0].bank
-    chosen = {runner.k: batch_rows(runner.trial, step, len(train)) for runner in runners}
+    chosen = {runner.k: runner.batch(step, len(train)) for runner in runners}
     rows = {k: train.rows.take(numbers) for k, numbers in chosen.items()}
     streams = None
     if drops_out(runners[0].trial, step, len(train)):
@@ -193,7 +229,13 @@ def lane_losses(job: Job, runners: list[Runner], step: int) -> list[Tensor]:
     return losses
 
 
-def evaluate_lanes(job: Job, runners: list[Runner], step: int, evaluations: set[int]) -> None:
+def evaluate_lanes(
+    job: Job,
+    runners: list[Runner],
+    step: int,
+    evaluations: set[int],
+    after_evaluation: Callable[[list[Runner]], None] | None = None,
+) -> None:
     """Evaluate together every running lane that is due at this step and has not been evaluated there yet."""
     due = [runner for runner in runners if runner.status == "running" and runner.evaluated != step]
     if step not in evaluations or not due:
@@ -209,6 +251,8 @@ def evaluate_lanes(job: Job, runners: list[Runner], step: int, evaluations: set[
         result = job.task.score(job.task.predictions(logits, dev.encoded, dev.examples), dev.examples)
         epoch = step / steps_per_epoch(runner.trial, len(job.train))
         runner.keep_best(step, epoch, loss, result, logits)
+    if after_evaluation is not None:
+        after_evaluation(runners)
 
 
 def checkpoint(store: Store, part: int, step: int, runners: list[Runner]) -> None:

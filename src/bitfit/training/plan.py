@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from ..model.selection import Selection
 
 DROPOUTS = ("on", "off", "first-tenth")
+RECIPES = ("default", "plain")
+BATCH, SEED, EPOCHS = 8, 0, 5  # when nobody says
+FEW = 500  # rows up to which the default recipe holds out every row once
+MOST_EPOCHS = 20
+EXTRA_EPOCHS = 480  # divided by the rows: further epochs for few of them
 PROTOCOLS = ("published", "holdout")
 EVALUATIONS = {"published": 2, "holdout": 10}
 NARROW = 512  # up to this width the larger rates won on real tasks (LOG.md)
@@ -52,9 +57,10 @@ class Plan:
     lr: Sequence[float] | float | None = _option(
         None, "learning rates, comma-separated (chosen by SELECT and the base)", numbers
     )
-    batch: Sequence[int] | int = _option(8, "batch sizes, comma-separated", wholes)
-    seed: Sequence[int] | int = _option(0, "seeds, comma-separated", wholes)
-    epochs: int = _option(5, "passes over the training rows", int)
+    batch: Sequence[int] | int | None = _option(None, "batch sizes, comma-separated (8)", wholes)
+    seed: Sequence[int] | int | None = _option(None, "seeds, comma-separated (0)", wholes)
+    epochs: int | None = _option(None, "passes over the training rows (5; more for few rows)", int)
+    recipe: str = _option("default", "plain: a random head, the given rates and epochs, nothing else", choices=RECIPES)
     evals_per_epoch: int | None = _option(
         None, "evaluations per epoch; the best checkpoint is kept (2; 10 with --protocol holdout)", int
     )
@@ -153,6 +159,7 @@ class SharedOptions(TypedDict, total=False):
     batch: Sequence[int] | int
     seed: Sequence[int] | int
     epochs: int
+    recipe: str
     evals_per_epoch: int | None
     schedule: str
     weight_decay: float
@@ -181,6 +188,23 @@ class PlanOptions(SharedOptions, total=False):
     """The keyword arguments of `bitfit.train`."""
 
     train_size: int | None
+
+
+def follows_recipe(plan: Plan) -> bool:
+    """Whether the default recipe sets up the training: nothing is given that it would choose."""
+    chosen = plan.lr is None and plan.epochs is None and plan.batch is None and len(several(plan.seed)) == 1
+    usual = plan.head == "full" and plan.protocol == "published"
+    return plan.recipe == "default" and chosen and usual
+
+
+def recipe_rates(rates: Sequence[float], rows: int) -> tuple[float, ...]:
+    """The rates that the default recipe tries: from its start they hardly differ, so that few do."""
+    return (rates[1], rates[-1]) if rows <= FEW else tuple(rates[1:])
+
+
+def recipe_epochs(rows: int) -> int:
+    """The epochs of the default recipe: more for few rows."""
+    return EPOCHS if rows > FEW else min(MOST_EPOCHS, round(EPOCHS + EXTRA_EPOCHS / max(1, rows)))
 
 
 def default_rates(selection: Selection, width: int) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from ..bank.sparse import SCATTERED
 from ..model.base import Base
 from ..model.resolution import Resolution, resolve, resolve_pool
 from .job import Job
-from .plan import Plan, Trial, default_rates, several
+from .plan import BATCH, EPOCHS, SEED, Plan, Trial, default_rates, follows_recipe, recipe_epochs, recipe_rates, several
 
 LANES = 16  # trials of a pass at most, when nobody says
 
@@ -26,19 +26,24 @@ def resolve_plan(plan: Plan, job: Job, train_size: int | None) -> list[Resolved]
     """The grid of a plan, in the order batch, rate, seed; `train_size` is one of the plan's."""
     base = job.base
     pool = resolve_pool(base, job.task.pool(plan.pool))
-    seeds = several(plan.seed)
+    seeds = several(SEED if plan.seed is None else plan.seed)
     by_seed = {
         seed: resolve(base, plan.select, inject=plan.inject, init=plan.init, pool=pool, seed=seed) for seed in seeds
     }
     rates = plan.lr if plan.lr is not None else default_rates(by_seed[seeds[0]].selection, base.width)
     shared = {name: getattr(plan, name) for name in _SHARED}
+    shared["epochs"] = plan.epochs or EPOCHS
+    if follows_recipe(plan):
+        rows = len(job.dataset.train) + (len(job.dataset.dev) if job.dataset.held_out else 0)
+        rates = recipe_rates(several(rates), rows)
+        shared["epochs"] = recipe_epochs(rows)
     shared["train_size"] = train_size
     shared["pool"] = pool
     shared["metric"] = job.task.metric
     shared["max_length"] = job.encoder.max_length
     shared["stride"] = job.encoder.stride if job.task.by_token else 0
     trials = []
-    for batch in several(plan.batch):
+    for batch in several(plan.batch or BATCH):
         for rate in several(rates):
             for seed in seeds:
                 trial = Trial(lr=float(rate), batch=batch, seed=seed, **shared)

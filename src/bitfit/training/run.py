@@ -5,66 +5,40 @@ from __future__ import annotations
 import hashlib
 import html
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
 import torch
-import transformers
 
 from .. import __version__, files
-from ..arrays import Tensors
 from ..bank.bank import Bank
 from ..bank.lanes import Lane, lane_of_delta, lane_to_train
 from ..data import sources
-from ..data.examples import Columns, Dataset, Files
+from ..data.examples import Dataset, Files
 from ..data.memory import Data, source_of_data
 from ..data.named import NamedTask
 from ..data.source import StrPath
-from ..delta.change import change_map
 from ..delta.delta import Delta
-from ..delta.meta import Meta, TrialRecord
 from ..errors import Diverged, UsageError, suggest
 from ..model.base import Base, load_base
 from ..model.language import asks_for_nothing
 from ..model.selection import Selection
 from ..model.task_model import Model
 from ..tasks.metrics import Score
+from . import recipe
+from .calibration import is_rare
 from .checkpoint import SECONDS, Store
 from .compute import threads
 from .evaluation import score_lanes
+from .explain import Story
 from .job import Job, Note, Part, open_job
 from .loop import Runner, Watch, fit
-from .plan import Plan, PlanOptions, SharedOptions, Trial, several
+from .outcome import Outcome, Scores, describe
+from .plan import Plan, PlanOptions, SharedOptions, Trial, follows_recipe, several
 from .resolved import Resolved, passes, resolve_plan
-
-Scores = dict[str, dict[str, Score]]
-"""Part of the data -> metric -> score."""
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What became of one trial."""
-
-    trial: Trial
-    status: str  # done or diverged
-    scores: Scores  # of "dev"; "train" if the gap was asked for; "test" of the best trial
-    history: list[dict[str, Any]]
-    delta: Delta | None
-    predictions: Mapping[str, Any] = field(default_factory=dict)  # of the parts that were scored beside dev
-
-    @property
-    def dev(self) -> float | None:
-        """The dev score by the trial's metric, of its best checkpoint."""
-        return self.scores["dev"][self.trial.metric].value if self.delta is not None else None
-
-    @property
-    def gap(self) -> dict[str, float]:
-        """The generalisation gap: by how much train scores above dev, by every metric; empty without train scores."""
-        train = self.scores.get("train", {})
-        return {name: score.value - self.scores["dev"][name].value for name, score in train.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +51,7 @@ class Run:
     baseline_name: str
     dataset: Dataset
     notes: tuple[str, ...]
+    story: Story | None = None  # of the default recipe
 
     def __repr__(self) -> str:
         count = f"{len(self.trials)} trial" + ("s" if len(self.trials) != 1 else "")
@@ -195,25 +170,61 @@ def _train(
         job, trials = prepare(source, base, plan, note, size)
         groups = passes(trials, plan.lanes)
         folder = None if out is None else run_folder(out)
-        store = Store(folder, run_key(job, groups), checkpoint_seconds)
+        by_recipe = follows_recipe(plan)
+        store = Store(folder, run_key(job, groups, by_recipe), checkpoint_seconds)
         if not resume and store.clear():
             note("The checkpoints of an interrupted run were dropped; --resume would have gone on from them.")
         scored = {"train": job.train_sample} if plan.gap else {}
         outcomes: list[Outcome] = []
+        story = None
         with job.stop.listening(), torch.random.fork_rng(devices=[]):
-            for part, group in enumerate(groups):
-                outcomes += run_pass(job, group, part, store, watch, note, scored)
+            if by_recipe:
+                outcomes, best, story = _follow(job, trials, store, watch, note, plan)
+            else:
+                for part, group in enumerate(groups):
+                    outcomes += run_pass(job, group, part, store, watch, note, scored)
             if folder is not None:
                 _write_histories(outcomes, folder)
             if all(outcome.delta is None for outcome in outcomes):
                 store.clear()  # there is nothing to go on from
-            best = tested(job, _best(outcomes))
+            best = tested(job, best if story else _best(outcomes))
         assert best.delta is not None
         if out is not None:
             best.delta.save(out)
             store.clear()
     baseline = job.task.baseline(job.dataset.train, job.dataset.dev)
-    return Run(outcomes, best, baseline, job.task.baseline_name, job.dataset, tuple(notes))
+    return Run(outcomes, best, baseline, job.task.baseline_name, job.dataset, tuple(notes), story)
+
+
+def _follow(
+    job: Job, trials: list[Resolved], store: Store, watch: Watch, note: Note, plan: Plan
+) -> tuple[list[Outcome], Outcome, Story]:
+    """Follow the default recipe and say what it came to."""
+    first = trials[0]
+    model = Model(job.base, job.task.outputs, first.trial.pool, first.trial.inject)
+    _remark(first.trial, first.resolution.selection, model, note)
+    try:
+        followed = recipe.follow(job, trials, store, watch, exact=plan.seed is not None, lanes=plan.lanes)
+    except Diverged:
+        store.clear()  # there is nothing to go on from
+        raise
+    best = followed.best
+    if plan.gap:
+        best = _with_gap(job, best)
+    for line in recipe.lines(followed.story):
+        note(line)
+    outcomes = [best if outcome is followed.best else outcome for outcome in followed.trials]
+    return outcomes, best, followed.story
+
+
+def _with_gap(job: Job, best: Outcome) -> Outcome:
+    """The outcome with its score on training rows."""
+    assert best.delta is not None
+    model = Model(job.base, job.task.outputs, best.trial.pool)
+    bank = Bank(model, [lane_of_delta(model, best.delta)])
+    scores = {**best.scores, "train": score_lanes(job, bank, [0], job.train_sample)[0].scores}
+    delta = replace(best.delta, meta=replace(best.delta.meta, metrics=scores))
+    return replace(best, scores=scores, delta=delta)
 
 
 def sized(out: str | Path, size: int) -> Path:
@@ -234,7 +245,22 @@ def prepare(
         dataset, loaded, note, named=named, metric=plan.metric, positive=plan.positive,
         max_length=plan.max_length, stride=plan.stride, device=plan.device,
     )  # fmt: skip
+    if follows_recipe(plan) and plan.metric is None and named is None:
+        job = _with_fair_metric(job, note)
     return job, resolve_plan(plan, job, size)
+
+
+def _with_fair_metric(job: Job, note: Note) -> Job:
+    """The job scored by macro F1 if a class is so rare that accuracy hardly notices it."""
+    task, labels = job.task, job.dataset.train.labels
+    if task.metric != "accuracy" or task.by_token or "macro_f1" not in task.metric_names(task.labels):
+        return job
+    if not is_rare(task, np.asarray(labels)):
+        return job
+    counts = np.bincount(labels, minlength=len(task.labels))
+    rarest = task.labels[int(counts.argmin())]
+    note(f'Class "{rarest}" is rare ({counts.min():,} of {len(labels):,} rows), so macro F1 is the main metric.')
+    return replace(job, task=replace(task, metric="macro_f1"))
 
 
 def _read(source: StrPath | Files, plan: Plan, size: int | None) -> tuple[Dataset, NamedTask | None]:
@@ -333,41 +359,9 @@ def _outcome(job: Job, model: Model, runner: Runner, scores: Scores) -> Outcome:
         rows = len(job.train_sample.examples)
         history.append({"train_score": scores["train"][runner.trial.metric].value, "rows": rows})
     tensors = runner.bank.tensors(runner.k)
-    meta = describe(job, model, runner, tensors, scores)
+    trained, rows = runner.bank.lanes[runner.k].trained, len(job.train.examples)
+    meta = describe(job, model, runner.trial, trained, tensors, scores, runner.best_step, rows)
     return Outcome(runner.trial, runner.status, scores, history, Delta(tensors, meta))
-
-
-def describe(job: Job, model: Model, runner: Runner, tensors: Tensors, scores: Scores) -> Meta:
-    """The metadata of the delta that a trial ends in."""
-    trial, columns = runner.trial, job.dataset.columns
-    head_size = sum(math.prod(shape) for shape in model.head.values())
-    return Meta(
-        base=job.base.name,
-        hub=job.base.hub,
-        fingerprint=job.base.fingerprint,
-        select=trial.select,
-        inject=trial.inject,
-        head=trial.head,
-        init=trial.init,
-        pool=trial.pool,
-        task=job.task.kind,
-        name=job.named.name if job.named else None,
-        labels=job.task.labels,
-        center=job.task.center,
-        spread=job.task.spread,
-        positive=job.task.positive,
-        columns=Columns(columns.text, columns.text_pair, columns.label),
-        max_length=trial.max_length,
-        stride=trial.stride,
-        metric=trial.metric,
-        metrics=scores,
-        trial=TrialRecord(**asdict(trial), best_step=runner.best_step, train_rows=len(job.train.examples)),
-        trained=runner.bank.lanes[runner.k].trained,
-        total=job.base.grown(trial.inject).total + head_size,
-        change={term: tuple(row) for term, row in change_map(model, tensors).items()},
-        versions={"bitfit": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__},
-        threads=torch.get_num_threads(),
-    )
 
 
 def _best(outcomes: list[Outcome]) -> Outcome:
@@ -397,12 +391,12 @@ def run_folder(out: str | Path) -> Path:
     return path.with_name(path.name.removesuffix(".safetensors") + ".run")
 
 
-def run_key(job: Job, groups: list[list[Resolved]]) -> str:
+def run_key(job: Job, groups: list[list[Resolved]], by_recipe: bool = False) -> str:
     """A digest of everything that decides the outcome, so that checkpoints are never mixed up."""
     table = []
     for group in groups:
         table.append([asdict(resolved.trial) for resolved in group])
-    state = hashlib.sha256(json.dumps(table, sort_keys=True).encode())
+    state = hashlib.sha256(json.dumps([by_recipe, table], sort_keys=True).encode())
     state.update(f"{__version__} {job.base.fingerprint} {job.task}".encode())
     for part in (job.dataset.train, job.dataset.dev):
         for row in zip(part.texts, part.pairs or part.texts, part.labels, strict=True):

@@ -1,0 +1,83 @@
+"""What became of a trial: its scores, its history and the delta it ends in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+import transformers
+
+from .. import __version__
+from ..arrays import Tensors
+from ..data.examples import Columns
+from ..delta.change import change_map
+from ..delta.delta import Delta
+from ..delta.meta import Meta, TrialRecord
+from ..model.task_model import Model
+from ..tasks.metrics import Score
+from .job import Job
+from .plan import Trial
+
+Scores = dict[str, dict[str, Score]]
+"""Part of the data -> metric -> score."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What became of one trial."""
+
+    trial: Trial
+    status: str  # done, dropped or diverged
+    scores: Scores  # of "dev"; "train" if the gap was asked for; "test" of the best trial
+    history: list[dict[str, Any]]
+    delta: Delta | None
+    predictions: Mapping[str, Any] = field(default_factory=dict)  # of the parts that were scored beside dev
+
+    @property
+    def dev(self) -> float | None:
+        """The dev score by the trial's metric, of its best checkpoint."""
+        return self.scores["dev"][self.trial.metric].value if self.delta is not None else None
+
+    @property
+    def gap(self) -> dict[str, float]:
+        """The generalisation gap: by how much train scores above dev, by every metric; empty without train scores."""
+        train = self.scores.get("train", {})
+        return {name: score.value - self.scores["dev"][name].value for name, score in train.items()}
+
+
+def describe(
+    job: Job, model: Model, trial: Trial, trained: int, tensors: Tensors, scores: Scores, step: int, rows: int
+) -> Meta:
+    """The metadata of the delta that a trial ends in after `step`, trained on so many `rows`."""
+    columns = job.dataset.columns
+    head_size = sum(math.prod(shape) for shape in model.head.values())
+    return Meta(
+        base=job.base.name,
+        hub=job.base.hub,
+        fingerprint=job.base.fingerprint,
+        select=trial.select,
+        inject=trial.inject,
+        head=trial.head,
+        init=trial.init,
+        pool=trial.pool,
+        task=job.task.kind,
+        name=job.named.name if job.named else None,
+        labels=job.task.labels,
+        positive=job.task.positive,
+        center=job.task.center,
+        spread=job.task.spread,
+        columns=Columns(columns.text, columns.text_pair, columns.label),
+        max_length=trial.max_length,
+        stride=trial.stride,
+        metric=trial.metric,
+        metrics=scores,
+        trial=TrialRecord(**asdict(trial), best_step=step, train_rows=rows),
+        trained=trained,
+        total=job.base.grown(trial.inject).total + head_size,
+        change={term: tuple(row) for term, row in change_map(model, tensors).items()},
+        versions={"bitfit": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__},
+        threads=torch.get_num_threads(),
+    )

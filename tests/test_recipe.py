@@ -1,0 +1,273 @@
+"""The default recipe: a convex head, folds as lanes, a choice by held-out loss, one delta from all rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from bitfit import Predictor, train
+from bitfit.bank.bank import Bank
+from bitfit.bank.lanes import lane_to_train
+from bitfit.data.examples import Examples
+from bitfit.data.splits import folds
+from bitfit.errors import Interrupted
+from bitfit.model.rows import Rows
+from bitfit.model.task_model import Model
+from bitfit.tasks import Task
+from bitfit.training.calibration import Held, calibration_error, temperature, threshold
+from bitfit.training.convex import States, output_layer, solve, with_values
+from bitfit.training.evaluation import outputs
+from bitfit.training.loop import Runner
+from bitfit.training.plan import Plan, follows_recipe, recipe_epochs
+from bitfit.training.recipe import drop_worst
+from support import ARCHITECTURES, reviews
+
+# A tiny random base says one class for all texts now and then, which is not what is tested here.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::bitfit.tasks.texts.ConstantPrediction"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
+]
+
+
+def rows_of(count: int) -> Rows:
+    """As many rows of one token."""
+    return Rows(np.zeros(count, np.int64), np.zeros(count, np.int64), np.arange(count + 1))
+
+
+def made_states(count: int = 60, width: int = 5, classes: int = 3) -> States:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(count, width, generator=generator)
+    targets = (values[:, :classes] + torch.randn(count, classes, generator=generator)).argmax(1)
+    return States(rows_of(count), values, targets, False, torch.zeros(width, dtype=torch.float64), 1.0)
+
+
+def test_the_solved_head_is_scikit_learns_logistic_regression():
+    from sklearn.linear_model import LogisticRegression
+
+    states = made_states()
+    strength = 0.1
+    head = solve(Task.of("classification", ("a", "b", "c")), states, strength)
+    peer = LogisticRegression(C=1 / (strength * len(states.values)), tol=1e-8, max_iter=1000)
+    peer.fit(states.values.numpy(), states.targets.numpy())
+    np.testing.assert_allclose(head.weight.numpy(), peer.coef_, atol=2e-3)
+
+
+def test_a_shrunk_head_keeps_its_direction_and_has_small_outputs():
+    states = made_states()
+    head = solve(Task.of("classification", ("a", "b", "c")), states, 0.1)
+    small = head.shrunk(states, 0.2)
+    assert torch.allclose(small.weight / small.weight.norm(), head.weight / head.weight.norm())
+    assert (small(states) - small.bias).std(0).mean().item() == pytest.approx(0.2, rel=1e-3)
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_the_states_of_every_architecture_are_what_its_last_layer_sees(bases, csv_file, architecture, pool):
+    from bitfit.training.convex import head_states
+    from bitfit.training.run import prepare
+
+    job, trials = prepare(csv_file, bases(architecture), Plan(pool=pool), lambda _: None)
+    what, trial = trials[0].resolution, trials[0].trial
+    states = head_states(job, job.dev, what, trial.inject, trial.seed)
+    model = Model(job.base, job.task.outputs, trial.pool)
+    layer = output_layer(model)
+    head = solve(job.task, states, 1.0)
+    weight, bias = head.raw(states)
+    lane = lane_to_train(model, what.selection, "full", what.starts, trial.seed)
+    names = {name for name in model.head if name.startswith(layer)}
+    bank = Bank(model, [with_values(lane, {f"{layer}.weight": weight, f"{layer}.bias": bias})])
+    found = outputs(job, bank, [0], job.dev.rows)[0]
+    expected = head(states).numpy()
+    if f"{layer}.bias" not in names:  # the heads of decoders have no bias
+        expected = expected - bias.numpy()
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+
+
+def test_folds_hold_out_every_row_once_and_keep_equal_texts_together():
+    texts = [f"text {i % 20}" for i in range(40)]
+    examples = Examples(texts, None, [i % 2 for i in range(40)], list(range(40)))
+    found = folds(examples, "classification", 4, seed=1)
+    assert sorted(i for fold in found for i in fold) == list(range(40))
+    for fold in found:
+        assert {i for i in range(40) if texts[i] in {texts[j] for j in fold}} == set(fold)
+
+
+def test_folds_spread_each_class_evenly():
+    examples = Examples([f"text {i}" for i in range(40)], None, [int(i < 8) for i in range(40)], [])
+    for fold in folds(examples, "classification", 4, seed=0):
+        assert sum(examples.labels[i] for i in fold) == 2
+
+
+def held_with(outputs: np.ndarray, targets: np.ndarray) -> Held:
+    return Held(outputs.astype(np.float32), targets, rows_of(len(outputs)))
+
+
+def test_the_temperature_undoes_a_scale():
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(4000, 3)) * 2
+    chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    targets = np.array([generator.choice(3, p=row) for row in chances])
+    task = Task.of("classification", ("a", "b", "c"))
+    held = held_with(4 * logits, targets)
+    found = temperature(task, held)
+    assert found == pytest.approx(4, rel=0.1)
+    assert calibration_error(task, held, found) < 0.03 < calibration_error(task, held)
+
+
+def test_a_handful_of_rows_cannot_ask_for_an_extreme_temperature():
+    task = Task.of("classification", ("a", "b"))
+    held = held_with(np.array([[1.0, -1.0], [1.0, -1.0], [-1.0, 1.0]]), np.array([0, 0, 1]))
+    assert 0.3 < temperature(task, held) < 1
+
+
+def test_the_threshold_moves_only_for_a_rare_class():
+    generator = np.random.default_rng(0)
+    targets = (generator.random(2000) < 0.05).astype(np.int64)
+    apart = generator.normal(size=2000) + 2 * targets - 3
+    task = Task.of("classification", ("usual", "rare"))
+    rare = held_with(np.stack([-apart / 2, apart / 2], 1), targets)
+    assert threshold(task, rare, 1.0) > 0.3
+    half = np.arange(2000) % 2
+    assert threshold(task, held_with(rare.outputs, half), 1.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "follows"),
+    [
+        ({}, True),
+        ({"select": "all"}, True),
+        ({"seed": 3}, True),
+        ({"recipe": "plain"}, False),
+        ({"lr": 1e-3}, False),
+        ({"epochs": 5}, False),
+        ({"batch": 8}, False),
+        ({"seed": [0, 1]}, False),
+        ({"protocol": "holdout"}, False),
+        ({"head": "frozen"}, False),
+    ],
+)
+def test_what_is_given_is_not_chosen(given, follows):
+    assert follows_recipe(Plan(**given)) is follows
+
+
+def test_few_rows_get_more_epochs():
+    assert recipe_epochs(20) == 20
+    assert recipe_epochs(20) > recipe_epochs(100) > recipe_epochs(1000) == recipe_epochs(100_000) == 5
+
+
+@pytest.fixture
+def larger(tmp_path):
+    """A labelled file of 200 reviews."""
+    path = tmp_path / "larger.csv"
+    path.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in reviews(200)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def quick(monkeypatch_module):
+    """The recipe with one epoch."""
+    monkeypatch_module.setattr("bitfit.training.resolved.recipe_epochs", lambda rows: 1)
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module():
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def test_the_default_is_never_worse_than_the_head_alone_on_held_out_rows(base, csv_file, quick):
+    run = train(csv_file, base)
+    story = run.story
+    chosen = next(own for own in story.candidates if own.chosen)
+    frozen = story.candidates[0]
+    assert frozen.lr is None and chosen.loss <= frozen.loss + 0.1
+    assert story.rows == 64 and "4 folds" in story.how
+    assert run.best.delta.meta.recipe == "default"
+
+
+def test_a_given_seed_means_no_folds_and_no_average(base, csv_file, quick):
+    run = train(csv_file, base, seed=7)
+    assert "folds" not in run.story.how and run.story.averaged == 1
+    assert {outcome.trial.seed for outcome in run.trials} == {7}
+
+
+def test_the_plain_recipe_has_no_story(base, csv_file):
+    run = train(csv_file, base, recipe="plain", epochs=1, lr=1e-2)
+    assert run.story is None and run.best.delta.meta.recipe == "plain"
+
+
+def test_given_rates_and_epochs_are_those_of_the_trials(base, csv_file):
+    run = train(csv_file, base, lr=[1e-2, 1e-3], epochs=2)
+    assert [(outcome.trial.lr, outcome.trial.epochs) for outcome in run.trials] == [(1e-2, 2), (1e-3, 2)]
+
+
+def test_the_frozen_base_gets_the_solved_head(base, csv_file):
+    run = train(csv_file, base, select="none")
+    assert run.story.candidates[0].chosen and len(run.story.candidates) == 1
+    rows = list(csv.DictReader(csv_file.read_text().splitlines()))
+    texts = [row["text"] for row in rows]
+    labels = [row["label"] for row in rows]
+    answers = Predictor(run.best.delta, base).answers(texts)
+    right = sum(answer["label"] == label for answer, label in zip(answers, labels, strict=True))
+    assert right / len(texts) > 0.9
+
+
+@pytest.mark.parametrize("pass_to_stop", [0, 1])
+def test_an_interrupted_default_run_resumes_to_the_same_bytes(base, larger, tmp_path, monkeypatch, pass_to_stop):
+    monkeypatch.setattr("bitfit.training.resolved.recipe_epochs", lambda rows: 2)
+    monkeypatch.setattr("bitfit.training.recipe._Recipe._frozen_is_better", lambda *_: False)
+    whole = tmp_path / "whole.safetensors"
+    train(larger, base, out=whole)
+
+    def stop(part, step, total, runners):
+        if part == pass_to_stop and step == total // 2:
+            raise Interrupted("now")
+
+    out = tmp_path / "resumed.safetensors"
+    with pytest.raises(Interrupted):
+        train(larger, base, out=out, watch=stop, checkpoint_seconds=0)
+    train(larger, base, out=out, resume=True, checkpoint_seconds=0)
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_the_worst_of_three_lanes_is_dropped_once(base, csv_file):
+    class Lane:
+        def __init__(self, loss: float) -> None:
+            self.status, self.history = "running", [{"dev_loss": loss}]
+
+    lanes: list[Runner] = [Lane(0.3), Lane(0.9), Lane(0.5)]  # type: ignore[list-item]
+    drop_worst(lanes)
+    drop_worst(lanes)
+    assert [lane.status for lane in lanes] == ["running", "dropped", "running"]
+
+
+def test_many_rows_hold_out_one_part_and_are_all_trained_on(base, larger, quick, monkeypatch):
+    monkeypatch.setattr("bitfit.training.recipe.FEW", 10)
+    monkeypatch.setattr("bitfit.training.resolved.recipe_rates", lambda rates, rows: tuple(rates[1:]))
+    monkeypatch.setattr("bitfit.training.recipe._Recipe._frozen_is_better", lambda *_: False)
+    run = train(larger, base)
+    rows = len(run.dataset.train) + len(run.dataset.dev)
+    assert run.story.rows == rows and run.story.averaged == 1 and "held out" in run.story.how
+    assert [outcome.status for outcome in run.trials].count("dropped") == 1
+
+
+def test_json_and_suspects_tell_the_story(base, folders, csv_file, tmp_path, capsys, quick):
+    from bitfit.cli.main import run
+
+    rows = csv_file.read_text().splitlines()
+    text, label = rows[1].rsplit(",", 1)
+    rows[1] = f"{text},{'negative' if label == 'positive' else 'positive'}"
+    csv_file.write_text("\n".join(rows) + "\n")
+    suspects = tmp_path / "suspects.csv"
+    words = ["train", str(csv_file), "--base", str(folders("bert")), "--out", str(tmp_path / "d.safetensors")]
+    assert run([*words, "--json", "--suspects", str(suspects)]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["recipe"] == "default"
+    assert {"candidates", "expected", "calibration", "classes", "confusions", "curve"} <= set(shown["story"])
+    assert [int(row["line"]) for row in csv.DictReader(suspects.read_text().splitlines())] == [
+        row["line"] for row in shown["story"]["suspects"]
+    ]
