@@ -98,6 +98,13 @@ class Process:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     @property
+    def front_cpu(self) -> tuple[float, float]:
+        """CPU seconds so far of the event loop's thread, and of the whole front process without its model processes."""
+        threads = Path(f"/proc/{self.process.pid}/task")
+        seconds = {int(path.name): int((path / "schedstat").read_text().split()[0]) / 1e9 for path in threads.iterdir()}
+        return seconds[self.process.pid], sum(seconds.values())
+
+    @property
     def memory(self) -> int:
         """Bytes in memory, of all its processes; what they share counts once."""
         rolls = (Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in (self.process.pid, *self.workers))
@@ -171,9 +178,25 @@ def throughput(process: Process, stock: Stock, sentences: list[str], names: list
             "texts_per_second": statistics.median(rate for rate, _ in rates)}  # fmt: skip
 
 
+def front(process: Process, sentences: list[str], names: list[str], windows: int, seconds: float) -> None:
+    """Print the CPU of the front process per request: one text of one task, at a fixed rate."""
+    for rate in (20, 60):
+        loop, whole = [], []
+        for seed in range(windows):
+            before = process.front_cpu
+            found = measure(Load(process.url, 16, 1, seconds, rate, seed), sentences, names[:1])
+            after = process.front_cpu
+            count = sum(found.codes.values())
+            loop.append((after[0] - before[0]) / count * 1e3)
+            whole.append((after[1] - before[1]) / count * 1e3)
+        costs = f"event loop {statistics.median(loop):.2f} ms, front process {statistics.median(whole):.2f} ms"
+        print(f"CPU of the front per request at {rate} requests/s: {costs}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--front", action="store_true", help="only the CPU per request of the front process")
     parser.add_argument("--tasks", type=int, default=1000)
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the stock loop and the service alike"
@@ -187,6 +210,9 @@ def main() -> None:
         with served(Path(name), "--workers", str(args.threads), "--deadline", "60") as process:
             names = [task["name"] for task in Client(process.url).tasks()]
             window(process, Load(process.url, 8, 50, 1, seed=99), sentences, names[:1])
+            front(process, sentences, names, windows, seconds / 2)
+            if args.front:
+                return
             for per_request, target in ((16, 1.0), (1, 0.7)):
                 found = throughput(process, stock, sentences, names, per_request, windows, seconds)
                 ratios = f"{found['wall']:.2f}x wall, {found['cpu']:.2f}x CPU (target {target}x)"

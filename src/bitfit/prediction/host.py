@@ -6,6 +6,7 @@ resident is replaced or dropped by dropping it, and whoever still holds one can 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,6 +33,9 @@ from ..tasks import Task, Text
 from ..tasks.encode import Encoded, Encoder
 
 BATCH = 64  # token rows of one pass
+
+
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,8 @@ class Host:
     def read(self, resident: Resident, texts: Sequence[Text]) -> list[Reading]:
         """Each text by itself, as `encode` reads it."""
         together = self.encode(resident, texts)
+        if len(texts) == 1:  # the usual request of a service: nothing to take apart
+            return [together]
         return [together.take([i]) for i in range(len(texts))]
 
     def compute(self, rows: Mapping[Resident, Rows]) -> dict[Resident, Array]:
@@ -216,5 +222,5 @@ def _check_text(text: object) -> None:
     parts = (text,) if isinstance(text, str) else text
     if not isinstance(parts, tuple | list) or not all(isinstance(part, str) for part in parts):
         raise UsageError(f"{text!r} is not a text, a pair of texts or a list of words")
-    if any("\ud800" <= character <= "\udfff" for part in parts for character in part):
+    if any(SURROGATE.search(part) for part in parts):
         raise UsageError("a text holds half a character (a lone surrogate); it is no valid Unicode")

@@ -1,4 +1,4 @@
-"""Load on a service, and what became of it: throughput, and a histogram of latency."""
+"""The load generator of `bitfit bench-serve`: throughput, latencies and status codes of a service under load."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,18 +26,18 @@ from .client import Client
 
 SENTENCES = ("a film that is great fun from start to finish", "the plot goes nowhere", "rates rise again in june")
 BARS = (1, 2, 5, 10, 20, 50, 100, 150, 200, 500, 1000, 2000, 5000, 10_000)
-MOST = 5000  # texts read of a file
+MAX_TEXTS = 5000  # texts read from a file
 
 
 @dataclass(frozen=True)
 class Load:
-    """How much is asked."""
+    """How many clients send how much for how long."""
 
     url: str
     clients: int = 64
     texts: int = 1
     seconds: float = 10.0
-    rate: float | None = None  # requests a second; None: each client asks again as soon as it is answered
+    rate: float | None = None  # requests per second; None: a client sends the next as soon as it has an answer
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -48,7 +49,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of it."""
+    """Latencies and status codes of a load."""
 
     load: Load
     seconds: float
@@ -56,9 +57,10 @@ class Result:
     codes: dict[int, int]  # 0: the connection broke
 
     def json(self) -> dict[str, Any]:
-        """As `bench-serve --json` prints it."""
-        points = {f"p{q:g}_ms": None if not self.latencies.size else float(np.percentile(self.latencies, q) * 1e3)
-                  for q in (50, 90, 99, 99.9)}  # fmt: skip
+        """What `bench-serve --json` prints."""
+        points: dict[str, float | None] = {}
+        for q in (50, 90, 99, 99.9):
+            points[f"p{q:g}_ms"] = float(np.percentile(self.latencies, q) * 1e3) if self.latencies.size else None
         rate = len(self.latencies) / self.seconds
         return {
             "clients": self.load.clients, "texts": self.load.texts, "seconds": self.seconds,
@@ -68,7 +70,7 @@ class Result:
         }  # fmt: skip
 
     def table(self) -> str:
-        """For people."""
+        """What `bench-serve` prints."""
         found = self.json()
         speed = f"{found['requests_per_second']:.1f} requests/s, {found['texts_per_second']:.1f} texts/s"
         points = [
@@ -90,29 +92,25 @@ class Result:
 
 
 def read_texts(path: Path | None, column: str | None = None) -> list[str]:
-    """Texts of a file, or a few made-up ones."""
+    """The texts of a file, or a few examples if there is none."""
     if path is None:
         return list(SENTENCES)
-    found = [
-        text
-        for _, (_, text, _) in zip(
-            range(MOST), loading.stream_texts(path, find_columns(path, text=column)), strict=False
-        )
-    ]
+    rows = loading.stream_texts(path, find_columns(path, text=column))
+    found = [text for _, text, _ in islice(rows, MAX_TEXTS)]
     if not found:
         raise DataError(f"{path}: there is no text in it")
     return found
 
 
 def measure(load: Load, texts: Sequence[str], tasks: Sequence[str] | None = None, token: str | None = None) -> Result:
-    """PredictRequest random tasks (of one text, unless they are named) about random texts."""
+    """Send random texts to random tasks: the named ones, else all that take single texts."""
     token = token or os.environ.get("BITFIT_TOKEN")
     if tasks is None:
         tasks = [task["name"] for task in Client(load.url, token).tasks() if not task["pairs"]]
     if not tasks:
         raise DataError(f"{load.url}: no task there takes single texts")
     gc.collect()
-    gc.freeze()  # a collection here (0.3 s where torch is loaded) would pass for a pause of the service
+    gc.freeze()  # a collection here (0.3 s with torch loaded) would look like a pause of the service
     try:
         return asyncio.run(_measure(load, texts, tasks, token))
     finally:
@@ -128,14 +126,15 @@ async def _measure(load: Load, texts: Sequence[str], tasks: Sequence[str], token
     async def client(number: int) -> None:
         draw = random.Random(load.seed * 10_000 + number)
         connection = Connection(load.url, token)
-        # With a rate the clock runs from when a request was due: a slow service must not slow down the clients.
-        for asked in due_times(draw, load.rate / load.clients, began, until) if load.rate else _at_once(until):
-            await asyncio.sleep(max(0.0, asked - time.monotonic()))
+        moments = due_times(draw, load.rate / load.clients, began, until) if load.rate else _at_once(until)
+        # Latency counts from the moment a request was due: a slow service must not slow down the clients.
+        for due in moments:
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
             items = [{"task": draw.choice(tasks), "text": draw.choice(texts)} for _ in range(load.texts)]
             code, _ = await connection.post("/v1/predict", {"items": items})
             codes[code] += 1
             if code == 200:
-                latencies.append(time.monotonic() - asked)
+                latencies.append(time.monotonic() - due)
         connection.close()
 
     await asyncio.gather(*(client(number) for number in range(load.clients)))
@@ -143,7 +142,7 @@ async def _measure(load: Load, texts: Sequence[str], tasks: Sequence[str], token
 
 
 def due_times(draw: random.Random, rate: float, began: float, until: float) -> Iterator[float]:
-    """Moments at random, so many a second from the beginning to the end (a Poisson process)."""
+    """Random moments between `began` and `until`, `rate` per second on average (a Poisson process)."""
     due = began + draw.expovariate(rate)
     while due < until:
         yield due
@@ -151,13 +150,13 @@ def due_times(draw: random.Random, rate: float, began: float, until: float) -> I
 
 
 def _at_once(until: float) -> Iterator[float]:
-    """Now, as long as there is time."""
+    """The current time, again and again until the end."""
     while (now := time.monotonic()) < until:
         yield now
 
 
 class Connection:
-    """One connection that is kept: the least HTTP that serves, so that the load costs little itself."""
+    """A persistent connection with the minimum of HTTP, so that the load generator costs little CPU."""
 
     def __init__(self, url: str, token: str | None) -> None:
         parts = urlsplit(url)
@@ -169,17 +168,17 @@ class Connection:
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def post(self, path: str, body: Any) -> tuple[int, bytes]:
-        """PredictRequest something."""
+        """Send JSON; return status and body, status 0 if the connection broke."""
         return await self.call("POST", path, json.dumps(body).encode())
 
     async def call(self, method: str, path: str, data: bytes = b"") -> tuple[int, bytes]:
-        """Status and body of the answer; status 0 if the connection broke."""
+        """Send a request; return status and body, status 0 if the connection broke."""
         kept = self.streams is not None
         try:
             return await self._call(method, path, data)
         except (OSError, EOFError, ValueError) as error:
             self.close()
-            # A connection that was idle for long may be closed by the other side before anything is said.
+            # The server may have closed a connection that was idle for long.
             if kept and isinstance(error, asyncio.IncompleteReadError | ConnectionError):
                 return await self.call(method, path, data)
             return 0, b""
@@ -197,7 +196,7 @@ class Connection:
         return int(head.split(b" ", 2)[1]), answer
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self.streams is not None:
             self.streams[1].close()
             self.streams = None
