@@ -84,13 +84,21 @@ def test_predict_writes_a_csv_with_a_row_per_row(delta_file, folder, csv_file, t
     assert run(["predict", str(delta_file), "--file", str(csv_file), "--out", str(out), "--base", folder]) == 0
     with out.open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 64 and set(rows[0]) == {"label", "score", "p(negative)", "p(positive)"}
+    assert len(rows) == 64 and list(rows[0]) == [
+        "text",
+        "label",
+        "predicted_label",
+        "score",
+        "p(negative)",
+        "p(positive)",
+    ]
 
 
 def test_evaluate_json_keeps_its_contract(delta_file, folder, csv_file, capsys):
     assert run(["evaluate", str(delta_file), str(csv_file), "--base", folder, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert set(shown) == {"rows", "metrics", "interval"} and shown["rows"] == 64
+    assert set(shown) == {"rows", "metrics", "interval", "positive", "by_class", "confusion", "wrong"}
+    assert shown["rows"] == 64 == sum(map(sum, shown["confusion"]))
     low, high = shown["interval"]["accuracy"]
     assert low <= shown["metrics"]["accuracy"] <= high
 

@@ -42,7 +42,7 @@ def test_the_options_of_train_are_the_fields_of_plan():
 
 
 def test_public_functions_say_what_they_take():
-    for name in ("train", "sweep", "predict", "load_base", "export", "select", "count"):
+    for name in ("train", "sweep", "predict", "evaluate", "load_base", "export", "select", "count"):
         hints = inspect.signature(getattr(bitfit, name)).parameters.values()
         assert all(hint.annotation not in ("Any", inspect.Parameter.empty) for hint in hints), name
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what `__get
     from .prediction.export import export as export
     from .prediction.predictor import MixedPredictor as MixedPredictor
     from .prediction.predictor import Predictor as Predictor
+    from .prediction.predictor import evaluate as evaluate
     from .prediction.predictor import predict as predict
     from .serve.client import Client as Client
     from .tasks import Task as Task
@@ -35,6 +36,7 @@ _HOMES = {
     "Run": "training.run",
     "Plan": "training.plan",
     "predict": "prediction.predictor",
+    "evaluate": "prediction.predictor",
     "Predictor": "prediction.predictor",
     "MixedPredictor": "prediction.predictor",
     "export": "prediction.export",

@@ -6,14 +6,17 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from ..data.columns import Sample
 from ..data.source import DataFile
 from ..errors import UsageError
 from ..files import check_target, replace
+from ..prediction.output import STANDARD, beside, check_output, standard_input, write_rows
 from ..serve.settings import Settings, Tokens
 from ..training.plan import Plan, follows_recipe
 from ..values import read as read_value
@@ -86,33 +89,57 @@ def predict(args: argparse.Namespace) -> None:
     if bool(args.texts) == (args.file is not None):
         raise UsageError("predict takes either texts or --file FILE")
     if args.out is not None:
-        check_target(args.out, *([args.file] if args.file else []), args.delta)
+        check_output(args.out, *(path for path in (args.file, args.delta) if path is not None and path != STANDARD))
     from ..prediction.predictor import Predictor
     from . import show
-    from .answers import as_line, write_csv
+    from .answers import as_line
 
     predictor = Predictor(args.delta, args.base)
-    given = _columns(args, "text", "text_pair")
-    file = DataFile(args.file, args.encoding) if args.file else None
-    source: Iterable[Any]
-    if file is not None:
-        found = predictor.columns_in(file, False, **given)
-        if found.text != predictor.columns.text:
-            show.note(f"{args.file}: the text is column {found.text!r}.")
-        source = predictor.texts_in(file, **given)
-    else:
-        source = predictor.texts_of(args.texts)
-    answers = predictor.answers(source)
-    if args.out is not None:
-        count = write_csv(args.out, answers)
-        show.note(f"wrote {count:,} rows to {args.out}")
-    else:
-        for answer in answers:
-            print(json.dumps(answer, ensure_ascii=False) if args.json else as_line(predictor.task, answer), flush=True)
-    for text in file.notes if file is not None else ():
-        show.note(text)
+    rows: Iterator[dict[str, Any]]
+    with _input(args) as file:
+        if file is None:
+            texts = predictor.texts_of(args.texts)
+            answers = predictor.answers(texts)
+            rows = (beside(_named(text), answer) for text, answer in zip(texts, answers, strict=False))
+        else:
+            sample = Sample.of(file)
+            given = _columns(args, "text", "text_pair")
+            found = predictor.columns_in(sample, False, **given)
+            if found.text != predictor.columns.text:
+                show.note(f"{args.file}: the text is column {found.text!r}.")
+            answers = predictor.answers(predictor.texts_in(sample, **given))
+            rows = predictor.rows_in(sample, **given)
+        if args.out is not None:
+            count = write_rows(args.out, rows, args.force, ".jsonl" if args.json else ".csv")
+            show.note(f"wrote {show.counted(count, 'row')} to {args.out}")
+        else:
+            for answer in answers:
+                print(
+                    json.dumps(answer, ensure_ascii=False) if args.json else as_line(predictor.task, answer), flush=True
+                )
+        for text in file.notes if file is not None else ():
+            show.note(text)
     if predictor.cut:
-        show.note(f"{predictor.cut:,} texts were cut at {predictor.delta.meta.max_length} tokens")
+        show.note(
+            f"{show.counted(predictor.cut, 'text')} longer than {predictor.delta.meta.max_length} tokens: cut there"
+        )
+
+
+@contextmanager
+def _input(args: argparse.Namespace) -> Iterator[DataFile | None]:
+    """The file of --file; None if texts were given."""
+    if args.file is None:
+        yield None
+    elif args.file == STANDARD:
+        with standard_input() as path:
+            yield DataFile(path, args.encoding)
+    else:
+        yield DataFile(args.file, args.encoding)
+
+
+def _named(text: Any) -> dict[str, Any]:
+    """A text of the command line as a row."""
+    return {"text": text} if isinstance(text, str) else dict(zip(("text", "text_pair"), text, strict=True))
 
 
 def _submit(args: argparse.Namespace) -> None:
@@ -134,19 +161,23 @@ def _submit(args: argparse.Namespace) -> None:
 
 
 def evaluate(args: argparse.Namespace) -> None:
+    if args.errors is not None:
+        check_output(args.errors, args.delta)
     from ..prediction.predictor import Predictor
     from . import show
 
     given = _columns(args, "text", "text_pair", "label")
-    rows, scores, notes = Predictor(args.delta, args.base).evaluate(
-        args.source, args.split, args.data, args.encoding, **given
-    )
-    for text in notes:
+    predictor = Predictor(args.delta, args.base)
+    found = predictor.evaluation(args.source, args.split, args.data, args.encoding, args.positive, **given)
+    for text in found.notes:
         show.note(text)
+    if args.errors is not None:
+        write_rows(args.errors, found.errors, args.force)
+        show.note(f"wrote {show.counted(len(found.errors), 'wrong row')} to {args.errors}")
     if args.json:
-        show_json(contracts.evaluation(rows, scores))
+        show_json(contracts.evaluation(found))
     else:
-        show.scores(rows, scores, args.source)
+        show.evaluation(found, args.source)
 
 
 def count(args: argparse.Namespace) -> None:

@@ -63,10 +63,20 @@ def _trial(outcome: Any) -> dict[str, Any]:
     return {**settings, "dev": outcome.dev, "status": outcome.status}
 
 
-def evaluation(rows: int, scores: Mapping[str, Any]) -> dict[str, Any]:
+BY_CLASS = ("precision", "recall", "f1", "support")
+
+
+def evaluation(found: Any) -> dict[str, Any]:
     """The JSON of `bitfit evaluate`."""
-    intervals = {metric: [score.low, score.high] for metric, score in scores.items()}
-    return {"rows": rows, "metrics": _values(scores), "interval": intervals}
+    return {
+        "rows": found.rows,
+        "metrics": _values(found.scores),
+        "interval": {metric: [score.low, score.high] for metric, score in found.scores.items()},
+        "positive": found.task.positive,
+        "by_class": {row.label: {key: getattr(row, key) for key in BY_CLASS} for row in found.by_class},
+        "confusion": found.confusion,
+        "wrong": len(found.errors),
+    }
 
 
 def inspection(delta: Any, size: int) -> dict[str, Any]:

@@ -153,17 +153,29 @@ def _predict(it: Parser) -> None:
         nargs="*",
         help="texts; two each for a delta of text pairs (or of questions: the question and its context)",
     )
-    it.add_argument("--out", type=Path, help="write a CSV file instead of printing")
+    it.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write rows as .csv, .tsv, .jsonl or .parquet; - is standard output",
+    )
+    _add_force(it)
     _add_base(it)
     _add_json(it)
     file = it.add_argument_group("texts from a file")
-    file.add_argument("--file", type=Path, help="a data file; its columns are those of training, or recognised")
+    file.add_argument(
+        "--file", type=Path, help="a data file (-: standard input); its columns are those of training, or recognised"
+    )
     _add_columns(file, "text", "text_pair")
     _add_encoding(file)
     glue = it.add_argument_group("files for the GLUE server")
     glue.add_argument("--glue", type=Path, metavar="DIR", help="write predictions of the task's test sets to DIR")
     glue.add_argument("--task", help="the named task, if the delta does not say it")
     _add_data(glue)
+
+
+def _add_force(it: Group) -> None:
+    it.add_argument("--force", action="store_true", help="replace a file that is not an earlier output")
 
 
 def _add_encoding(it: Group) -> None:
@@ -175,6 +187,9 @@ def _evaluate(it: Parser) -> None:
     it.add_argument("source", metavar="DATA", help="a labelled file, a folder with a test file, or a named task")
     _add_base(it)
     _add_json(it)
+    it.add_argument("--positive", metavar="LABEL", help="of two classes the one that f1 is about (that of training)")
+    it.add_argument("--errors", type=Path, metavar="FILE", help="write the rows that are answered wrongly")
+    _add_force(it)
     data = it.add_argument_group("data")
     data.add_argument("--split", help="which file of a folder (test) or split of a named task (dev)")
     _add_data(data)

@@ -149,10 +149,34 @@ def _settings(trial: Any) -> tuple[str, str, str]:
     return f"{trial.lr:g}", str(trial.batch), str(trial.seed)
 
 
-def scores(rows: int, found: dict[str, Any], source: str) -> None:
-    """Print metrics with their intervals."""
-    lines = [(name, *score_cells(score, name)) for name, score in found.items()]
-    out.print(table(["metric", "score", "95% interval"], lines, f"{rows:,} rows of {source}"))
+MOST_CLASSES = 12  # in a confusion matrix that is printed
+
+
+def evaluation(found: Any, source: str) -> None:
+    """Print the metrics with their intervals, the results by class and the confusions."""
+    lines = [(name, *score_cells(score, name)) for name, score in found.scores.items()]
+    out.print(table(["metric", "score", "95% interval"], lines, f"{counted(found.rows, 'row')} of {source}"))
+    if found.task.positive is not None:
+        note(f'precision, recall, f1, auc and average_precision are about "{found.task.positive}"')
+    if found.by_class:
+        cells = [
+            (row.label, percent(row.precision), percent(row.recall), percent(row.f1), f"{row.support:,}")
+            for row in found.by_class
+        ]
+        out.print()
+        out.print(table(["class", "precision", "recall", "f1", "rows"], cells))
+    if 0 < len(found.confusion) <= MOST_CLASSES:
+        out.print()
+        out.print(table(["true \\ predicted", *found.labels], _confusion(found)))
+
+
+def _confusion(found: Any) -> list[list[str]]:
+    return [[label, *(f"{count:,}" for count in row)] for label, row in zip(found.labels, found.confusion, strict=True)]
+
+
+def counted(count: int, what: str) -> str:
+    """A number with its noun: 1 text, 2 texts"""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def tasks(found: Sequence[dict[str, Any]]) -> None:

@@ -86,6 +86,12 @@ def records_of(data: object, name: str = "the data") -> Records:
     return Records(rows, name)
 
 
+def is_frame(data: object) -> bool:
+    """Whether this is a frame or a data set of a known library."""
+    library = type(data).__module__.partition(".")[0]
+    return type(data).__name__ in _LIBRARIES.get(library, {})
+
+
 def _pandas_rows(frame: Any) -> Iterator[Mapping[str, object]]:
     names = [str(name) for name in frame.columns]
     if len(set(names)) < len(names):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -15,14 +15,19 @@ from ..arrays import Array
 from ..data import loading, sources
 from ..data.columns import Sample
 from ..data.examples import Columns
-from ..data.source import RowSource
+from ..data.formats import rows
+from ..data.memory import Frame, HubDataset, Table, is_frame, records_of
+from ..data.named import NamedTask
+from ..data.source import DataFile, RowSource
 from ..delta.delta import Delta
 from ..errors import DataError, DeltaError, ModelError, UsageError
 from ..model.base import DEMO, Base, load_base
 from ..tasks import Text
 from ..tasks.encode import Encoded
 from ..tasks.metrics import Score
+from .evaluation import Evaluation
 from .host import Host, Reading, Resident
+from .output import beside, flat_columns
 
 CHUNK = 1024
 
@@ -65,26 +70,66 @@ class Predictor:
         folder: str | Path | None = None,
         encoding: str | None = None,
         **given: str | None,
-    ) -> tuple[int, dict[str, Score], tuple[str, ...]]:
-        """Rows, every metric with its interval, and what was noticed.
+    ) -> tuple[int, Mapping[str, Score], tuple[str, ...]]:
+        """Rows, every metric with its interval, and what was noticed: the short form of `evaluation`."""
+        found = self.evaluation(source, split, folder, encoding, **given)
+        return found.rows, found.scores, found.notes
 
-        The source is a labelled file, a folder (its test file, or the split), or a named task (dev, or the split),
-        whose data is looked for in `folder` first.
+    def evaluation(
+        self,
+        source: str | Path | Table,
+        split: str | None = None,
+        folder: str | Path | None = None,
+        encoding: str | None = None,
+        positive: str | None = None,
+        **given: str | None,
+    ) -> Evaluation:
+        """The delta's results on labelled rows.
+
+        The source is a labelled file, a folder (its test file, or the split), a named task (dev, or the split), whose
+        data is looked for in `folder` first, or rows in memory. `given` names columns: text, text_pair, label.
         """
-        path, named, taken = sources.split_file(source, split, folder, encoding)
+        found, named, taken = _labelled_rows(source, split, folder, encoding)
         if named is not None and named.kind != self.task.kind:
             raise DataError(f"{named.name} is a task of {named.kind}, and the delta is for {self.task.kind}")
+        task = self.task if positive is None else self.task.with_positive(positive)
+        sample = Sample.of(found)
         by_number = named is not None or self.delta.meta.name is not None
-        sample = Sample.of(path)
         columns = replace(self.columns_in(sample, True, **given), numbered=by_number)
-        examples, notes = loading.load_labelled(sample, columns, self.task.kind, self.task.labels)
-        took = f"{path}: the text is column {columns.text!r}, the label is column {columns.label!r}."
+        examples, notes = loading.load_labelled(sample, columns, task.kind, task.labels)
         encoder = self._host.encoder(self._resident)
-        encoded = self.task.encode(encoder, examples)
-        predictions = self.task.predictions(self.outputs(encoded), encoded, examples)
-        remarks = self.task.remarks(encoder, encoded, examples)
-        said = (*taken, took, *notes, *path.notes, *remarks)
-        return len(examples), self.task.scores(predictions, examples), said
+        reading = Reading(task.encode(encoder, examples), examples)
+        outputs = self.outputs(reading.encoded)
+        predictions = task.predictions(outputs, reading.encoded, examples)
+        confusion = task.confusion(predictions, examples)
+        used = f"{found}: the text is column {columns.text!r}, the label is column {columns.label!r}."
+        remarks = task.remarks(encoder, reading.encoded, examples)
+        return Evaluation(
+            task=task,
+            rows=len(examples),
+            scores=task.scores(predictions, examples),
+            by_class=tuple(task.by_class(predictions, examples)),
+            confusion=() if confusion is None else tuple(map(tuple, confusion.tolist())),
+            errors=tuple(self._errors(reading, outputs, task.wrong(predictions, examples), columns)),
+            notes=(*taken, used, *notes, *found.notes, *remarks),
+        )
+
+    def _errors(
+        self, reading: Reading, outputs: Array, wrong: Sequence[int], columns: Columns
+    ) -> Iterator[dict[str, Any]]:
+        """Wrongly answered rows: their line, their input, the gold label and the answer."""
+        if not wrong:
+            return
+        chosen = reading.take(wrong)
+        places = self._resident.model.output_places(reading.rows, reading.encoded.rows_of(np.array(wrong)))
+        answers = self._resident.answers(chosen, outputs[places])
+        examples = chosen.examples
+        for i, answer in enumerate(answers):
+            row = {"line": examples.lines[i], columns.text: examples.texts[i]}
+            if examples.pairs is not None:
+                row[columns.text_pair or "text_pair"] = examples.pairs[i]
+            row["gold"] = self.task.gold(examples.labels[i])
+            yield beside(row, answer, self.task.echo)
 
     def columns_in(
         self, source: str | Path | RowSource | Sample, labelled: bool = False, **given: str | None
@@ -114,7 +159,14 @@ class Predictor:
             kinds = f"is a file for {held}, and the delta is for {self.task.kind}"
             raise DataError(f"{sample.path} {kinds}; give it another file")
 
-    def texts_in(self, path: str | Path | RowSource, **given: str | None) -> Iterator[Text]:
+    def rows_in(self, source: str | Path | RowSource | Sample, **given: str | None) -> Iterator[dict[str, Any]]:
+        """Every record of a file with its answer beside it, as a stream."""
+        sample = Sample.of(source)
+        answers = self.answers(self.texts_in(sample, **given))
+        for row, answer in zip(rows(sample.path), answers, strict=True):
+            yield beside(row.values, answer, self.task.echo)
+
+    def texts_in(self, path: str | Path | RowSource | Sample, **given: str | None) -> Iterator[Text]:
         """The texts, or pairs, of a file as a stream."""
         sample = Sample.of(path)
         for _, text, pair in loading.stream_texts(sample, self.columns_in(sample, False, **given), self.task.kind):
@@ -206,22 +258,85 @@ def base_of(delta: Delta, spec: str | None) -> Base:
         ) from error
 
 
+@overload
+def predict(delta: Source, texts: Iterable[Text] | str, base: Base | str | None = None) -> list[dict[str, Any]]: ...
+@overload
+def predict(delta: Source, texts: Frame | HubDataset, base: Base | str | None = None) -> Any: ...
+@overload
+def predict(
+    delta: Iterable[tuple[Source, Text]], texts: None = None, base: Base | str | None = None
+) -> list[dict[str, Any]]: ...
 def predict(
     delta: Source | Iterable[tuple[Source, Text]],
-    texts: Iterable[Text] | str | None = None,
+    texts: Iterable[Text] | str | Frame | HubDataset | None = None,
     base: Base | str | None = None,
-) -> list[dict[str, Any]]:
+) -> Any:
     """What a delta says of each text: label, score and all scores, or a value.
 
-    Instead of a delta and its texts: (delta, text) pairs, with any mix of deltas of one base.
+    Rows in memory (a pandas or polars DataFrame, a datasets.Dataset) give the same rows back, with the answers as
+    further columns. Instead of a delta and its texts: (delta, text) pairs, with any mix of deltas of one base.
     """
     if isinstance(delta, Delta | str | Path):
         if texts is None:
             raise UsageError("predict takes a delta and texts, or a list of (delta, text)")
-        return list(Predictor(delta, base).answers([texts] if isinstance(texts, str) else texts))
+        predictor = Predictor(delta, base)
+        if is_frame(texts):
+            return _with_answers(texts, list(predictor.answers(predictor.texts_in(records_of(texts)))))
+        return list(predictor.answers(_texts(texts)))
     if texts is not None:
         raise UsageError("predict takes a delta and texts, or a list of (delta, text), not both")
     return _predict_mixed(list(delta), base)
+
+
+def _texts(given: object) -> Iterable[Text]:
+    """The texts as a list or a stream of them; TypeError for anything else."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, bytes | Mapping) or not isinstance(given, Iterable):
+        kind = f"{type(given).__module__}.{type(given).__qualname__}"
+        raise TypeError(f"texts of type {kind}; predict takes a text, a list of texts, or a pandas or polars frame")
+    return given
+
+
+def _with_answers(frame: Any, answers: list[dict[str, Any]]) -> Any:
+    """The frame with the answers as further columns, its index kept."""
+    columns = {}
+    for name, values in flat_columns(answers).items():
+        taken = name in frame.columns if hasattr(frame, "columns") else name in frame.column_names
+        columns[f"predicted_{name}" if taken else name] = values
+    if hasattr(frame, "assign"):  # pandas
+        return frame.assign(**columns)
+    if hasattr(frame, "hstack"):  # polars
+        return frame.hstack(type(frame)(columns))
+    for name, values in columns.items():
+        frame = frame.add_column(name, values)
+    return frame
+
+
+def evaluate(
+    delta: Source,
+    data: str | Path | Table,
+    base: Base | str | None = None,
+    *,
+    split: str | None = None,
+    positive: str | None = None,
+    text: str | None = None,
+    text_pair: str | None = None,
+    label: str | None = None,
+) -> Evaluation:
+    """The results of a delta on labelled data: scores, results by class, and the rows that it answers wrongly."""
+    columns = {"text": text, "text_pair": text_pair, "label": label}
+    return Predictor(delta, base).evaluation(data, split, positive=positive, **columns)
+
+
+def _labelled_rows(
+    source: str | Path | Table, split: str | None, folder: str | Path | None, encoding: str | None
+) -> tuple[RowSource, NamedTask | None, list[str]]:
+    if isinstance(source, str | Path | DataFile):
+        return sources.split_file(source, split, folder, encoding)
+    if split is not None:
+        raise UsageError(f"split {split!r}: rows in memory have no splits; give the rows of one")
+    return records_of(source), None, []
 
 
 def _predict_mixed(requests: list[tuple[Source, Text]], base: Base | str | None) -> list[dict[str, Any]]:

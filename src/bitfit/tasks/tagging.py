@@ -40,6 +40,7 @@ class Tagging(Task):
     kind: ClassVar[str] = Sentences.kind
     reader: ClassVar[type[Sentences]] = Sentences
     form: ClassVar[str] = "words"
+    echo: ClassVar[tuple[str, ...]] = ("tokens",)
     baseline_name: ClassVar[str] = "each word's most frequent tag"
     transformers_class: ClassVar[str] = "AutoModelForTokenClassification"
     pipeline: ClassVar[str | None] = "token-classification"

@@ -51,6 +51,7 @@ class Task(ABC):
     length: ClassVar[int] = 128  # the default maximum length, in tokens
     stride: ClassVar[int | None] = None  # the default number of tokens that windows share; None: a third
     baseline_name: ClassVar[str] = "always the majority"
+    echo: ClassVar[tuple[str, ...]] = ()  # parts of an answer that repeat the input
     # In an exported folder: the class of transformers, its setting, the pipeline, and the first line of the card.
     transformers_class: ClassVar[str] = "AutoModelForSequenceClassification"
     problem_type: ClassVar[str | None] = None

@@ -1,0 +1,189 @@
+"""Rows of answers beside their input, written as they come: CSV, TSV, JSON lines or Parquet by the file's ending."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..data.columns import IDS, Sample, bare
+from ..errors import BitfitError, DataError, UsageError
+from ..files import check_target, writing
+
+STANDARD = Path("-")  # standard input or output
+CHUNK = 1024  # rows of a Parquet row group
+
+Row = Mapping[str, Any]
+
+
+def check_output(path: Path, *inputs: Path) -> None:
+    """Refuse a file of unknown format, in a folder that does not exist, or that is an input."""
+    if path == STANDARD:
+        return
+    if _is_regular(path) and path.suffix.lower() not in WRITERS:
+        raise UsageError(f"{path}: no known ending; name a file that ends in {', '.join(WRITERS)}, or - for output")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}; create it or correct the path")
+    check_target(path, *inputs)
+
+
+def write_rows(path: Path, rows: Iterable[Row], force: bool = False, ending: str = ".csv") -> int:
+    """Write rows, all or nothing, and return their number; standard output is written to row by row.
+
+    A file that has other columns is not replaced without `force`. `ending` is the format where the path has none.
+    """
+    source = iter(rows)
+    first = next(source, None)
+    if first is None:
+        source, first = iter(()), {}
+    ending = path.suffix.lower() if path != STANDARD and _is_regular(path) else ending
+    if not force:
+        _require_own(path, list(_flat(first)) if ending != ".jsonl" else list(first))
+    counted = _Counter(chain([first] if first else [], source))
+    with _opened(path) as file:
+        WRITERS[ending](file, counted)
+    return counted.count
+
+
+def beside(values: Row, answer: Row, echo: Sequence[str] = ()) -> dict[str, Any]:
+    """An answer beside its input: ids first, then the other columns, then the answer.
+
+    A part of the answer with the name of a column is called predicted_NAME. `echo` names parts of the answer that only
+    repeat the input: these are left out if there is such a column.
+    """
+    ids = {name: value for name, value in values.items() if bare(name) in IDS}
+    row = {**ids, **values}
+    for name, value in answer.items():
+        if name not in values:
+            row[name] = value
+        elif name not in echo:
+            row[f"predicted_{name}"] = value
+    return row
+
+
+def flat_columns(answers: Iterable[Row]) -> dict[str, list[Any]]:
+    """Answers as columns: the score of each label has a column of its own."""
+    columns: dict[str, list[Any]] = {}
+    for answer in answers:
+        for name, value in _flat(answer).items():
+            columns.setdefault(name, []).append(value)
+    return columns
+
+
+@contextmanager
+def standard_input() -> Iterator[Path]:
+    """Standard input as a file, which exists as long as the context; its first bytes tell the format."""
+    import tempfile
+
+    data = sys.stdin.buffer.read()
+    start = data[:64].lstrip()
+    ending = ".parquet" if start.startswith(b"PAR1") else ".jsonl" if start.startswith(b"{") else ".csv"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"standard input{ending}"
+        path.write_bytes(data)
+        yield path
+
+
+class _Counter:
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.rows = rows
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Row]:
+        for row in self.rows:
+            self.count += 1
+            yield row
+
+
+def _is_regular(path: Path) -> bool:
+    return path.is_file() or not path.exists()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    if path != STANDARD:
+        with writing(path) as file:
+            yield file
+        return
+    yield sys.stdout.buffer
+    sys.stdout.buffer.flush()
+
+
+def _require_own(path: Path, columns: list[str]) -> None:
+    """Refuse to replace a file with other columns than those that would be written: it is not an earlier output."""
+    if path == STANDARD or not path.is_file() or path.stat().st_size == 0:
+        return
+    try:
+        held = Sample.of(path).names
+    except (BitfitError, DataError):
+        held = []
+    if held != columns:
+        raise UsageError(f"{path}: exists and is not an earlier output of this command; pass --force to replace it")
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    """A row by column: a table of scores has a column for each label."""
+    cells: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            inner = "p" if name == "scores" else name
+            cells |= {f"{inner}({label})": score for label, score in value.items()}
+        else:
+            cells[name] = value
+    return cells
+
+
+def _write_csv(file: BinaryIO, rows: Iterable[Row], delimiter: str = ",") -> None:
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+    writer = csv.writer(text, delimiter=delimiter)
+    header: list[str] = []
+    for row in rows:
+        cells = _flat(row)
+        if not header:
+            header = list(cells)
+            writer.writerow(header)
+        writer.writerow(_cell(cells.get(name)) for name in header)
+    text.detach()
+
+
+def _write_tsv(file: BinaryIO, rows: Iterable[Row]) -> None:
+    _write_csv(file, rows, "\t")
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | tuple) else value
+
+
+def _write_jsonl(file: BinaryIO, rows: Iterable[Row]) -> None:
+    for row in rows:
+        file.write(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n")
+
+
+def _write_parquet(file: BinaryIO, rows: Iterable[Row]) -> None:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UsageError('writing Parquet needs pyarrow: pip install "bitfit[parquet]"') from error
+    source = iter(rows)
+    writer = None
+    while chunk := [_flat(row) for row in islice(source, CHUNK)]:
+        table = pyarrow.Table.from_pylist(chunk, schema=None if writer is None else writer.schema)
+        writer = writer or pyarrow.parquet.ParquetWriter(file, table.schema)
+        writer.write_table(table)
+    if writer is not None:
+        writer.close()
+
+
+WRITERS: dict[str, Callable[[BinaryIO, Iterable[Row]], None]] = {
+    ".csv": _write_csv,
+    ".tsv": _write_tsv,
+    ".jsonl": _write_jsonl,
+    ".parquet": _write_parquet,
+}
