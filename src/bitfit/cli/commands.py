@@ -46,7 +46,7 @@ def train(args: argparse.Namespace) -> None:
     if args.suspects is not None and (several_sizes or not follows_recipe(plan)):
         raise UsageError("--suspects needs the default recipe on one size: remove --recipe, --lr, --epochs and --batch")
     if args.suspects is not None:
-        check_target(args.suspects, Path(args.source))
+        check_output(args.suspects, Path(args.source))
     start = sweep if several_sizes else fit
     began = time.monotonic()
     with show.training_bar(quiet=args.json) as watch:
@@ -54,9 +54,7 @@ def train(args: argparse.Namespace) -> None:
         run: Any = start(args.source, args.base, plan=plan, **options)
     seconds = time.monotonic() - began
     if args.suspects is not None:
-        from .answers import write_csv
-
-        count = write_csv(args.suspects, map(asdict, run.story.suspects))
+        count = write_rows(args.suspects, map(asdict, run.story.suspects), force=True)
         show.note(f"wrote {count:,} rows whose labels look wrong to {args.suspects}")
     if several_sizes and args.json:
         sizes = [contracts.training(each, sized(target, size), seconds) for size, each in run.items()]
