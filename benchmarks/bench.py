@@ -270,7 +270,7 @@ def prefix(n: int) -> Iterator[Figure]:
         for room in (job.PREFIX_BYTES, 0):
             job.PREFIX_BYTES, before = room, job.PREFIX_BYTES
             began = time.process_time()
-            bitfit.train(path, mini(), select="none", lr=[1e-3], epochs=epochs, threads=1)
+            bitfit.train(path, mini(), select="none", recipe="plain", lr=[1e-3], epochs=epochs, threads=1)
             seconds.append(time.process_time() - began)
             job.PREFIX_BYTES = before
     name = f"MiniLM, `--select none`, {epochs} epochs of {PREFIX_TEXTS} sst2 texts: faster than uncached"
@@ -285,12 +285,13 @@ def whole(n: int) -> Iterator[Figure]:
         write_texts(path, texts_)
         dataset = loading.load(path)
         plain = PlainRun(mini(), dataset.train, dataset.dev, epochs, 2)
+        options = {"recipe": "plain", "epochs": epochs, "threads": 1}
         sides: dict[str, Step] = {
-            "one": lambda _: ignore(bitfit.train(path, mini(), lr=1e-3, epochs=epochs, threads=1)),
-            "four": lambda _: ignore(bitfit.train(path, mini(), lr=FOUR_RATES, epochs=epochs, threads=1)),
+            "one": lambda _: ignore(bitfit.train(path, mini(), lr=1e-3, **options)),
+            "four": lambda _: ignore(bitfit.train(path, mini(), lr=FOUR_RATES, **options)),
         }
         found: dict[str, list[float]] = {name: [] for name in ("plain", *sides)}
-        bitfit.train(path, mini(), lr=1e-3, epochs=1, threads=1, train_size=16)  # warms up
+        bitfit.train(path, mini(), lr=1e-3, train_size=16, **options)  # warms up
         for i in range(RUNS if n > 2 else 1):
             plain.prepare()
             for name, step in {"plain": plain, **sides}.items():

@@ -33,8 +33,8 @@ class Store:
         """Whether it is time for the next checkpoint."""
         return self.folder is not None and time.monotonic() - self._last >= self._wait
 
-    def save(self, part: int, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
-        """Write the state of pass `part` after `step` and remove all but its last two checkpoints.
+    def save(self, number: int, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
+        """Write the state of pass `number` after `step` and remove all but its last two checkpoints.
 
         If the disk is full there is a warning and the training goes on without this checkpoint.
         """
@@ -42,22 +42,22 @@ class Store:
             return
         began = time.monotonic()
         try:
-            safefile.write(self.folder / f"pass{part}-{step:09d}.checkpoint", tensors, {"key": self.key, **facts})
-            for old in self._files(part)[:-KEPT]:
+            safefile.write(self.folder / f"pass{number}-{step:09d}.checkpoint", tensors, {"key": self.key, **facts})
+            for old in self._files(number)[:-KEPT]:
                 old.unlink(missing_ok=True)
         except (UsageError, WriteError) as error:
             warnings.warn(f"no checkpoint: {error}", UserWarning, stacklevel=2)
         self._last = time.monotonic()
         self._wait = max(self._seconds, SHARE * (self._last - began))
 
-    def load(self, part: int) -> tuple[int, Tensors, dict[str, Any]] | None:
+    def load(self, number: int) -> tuple[int, Tensors, dict[str, Any]] | None:
         """Step, tensors and facts of the newest usable checkpoint of a pass; a damaged one is removed."""
-        for path in reversed(self._files(part)):
+        for path in reversed(self._files(number)):
             try:
                 tensors, facts = safefile.read(path, finite=False)
             except DeltaError as error:
                 path.unlink(missing_ok=True)  # else it would count as one of the two that are kept
-                next_ = "using the checkpoint before it" if self._files(part) else "starting this pass again"
+                next_ = "using the checkpoint before it" if self._files(number) else "starting this pass again"
                 warnings.warn(f"{error}; {next_}", UserWarning, stacklevel=2)
                 continue
             if facts.get("key") != self.key:
@@ -78,8 +78,8 @@ class Store:
             path.unlink(missing_ok=True)
         return len(checkpoints)
 
-    def _files(self, part: int) -> list[Path]:
+    def _files(self, number: int) -> list[Path]:
         if self.folder is None:
             return []
-        pattern = re.compile(rf"pass{part}-\d{{9}}\.checkpoint")
+        pattern = re.compile(rf"pass{number}-\d{{9}}\.checkpoint")
         return sorted(path for path in self.folder.glob("*.checkpoint") if pattern.fullmatch(path.name))

@@ -1,4 +1,4 @@
-"""The loop: trials as lanes of one bank, step by step, each with its own optimiser, history and best checkpoint."""
+"""The training loop: the trials of a pass are lanes of one bank, each with its own optimiser and history."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WARMUP = 0.06
 
 @dataclass(eq=False)
 class Runner:
-    """One lane on its way: its optimiser, its best checkpoint, its history."""
+    """The training of one lane: its optimiser, its best checkpoint, its history."""
 
     trial: Trial
     bank: Bank
@@ -39,7 +39,7 @@ class Runner:
     best_step: int = 0
     evaluated: int = -1  # the step of the last evaluation
     history: list[dict[str, Any]] = field(default_factory=list)
-    pending: list[float] = field(default_factory=list)  # sum and count of losses not yet in the history
+    pending: list[float] = field(default_factory=list)  # losses that are not in the history yet
 
     def __post_init__(self) -> None:
         self.flat = self.bank.trained(self.k)
@@ -68,7 +68,7 @@ class Runner:
             self.best_values.copy_(self.flat.detach())
 
     def learn(self, step: int, total: int, value: float) -> None:
-        """One step by the lane's gradient; a loss or gradient that is no number ends the lane before it moves."""
+        """Take one optimiser step; a loss or gradient that is not finite ends the lane before its values change."""
         norm = float(self.bank.gradients[self.k].norm())
         if not math.isfinite(value) or not math.isfinite(norm):
             self.diverge(step)
@@ -81,7 +81,7 @@ class Runner:
         self._record(step, total, value)
 
     def diverge(self, step: int) -> None:
-        """End the lane; it touches no other."""
+        """End the lane; the others go on."""
         self.status = "diverged"
         self.history.append({"step": step, "diverged": True})
 
@@ -101,7 +101,7 @@ class Runner:
             self.best_outputs = outputs
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything a later process needs to go on exactly here."""
+        """Tensors and facts from which another process can continue, to the bit."""
         facts = {name: getattr(self, name) for name in _FACTS}
         facts["best"] = self.best if math.isfinite(self.best) else None
         moments = self.optimiser.state.get(self.flat, {})
@@ -112,7 +112,7 @@ class Runner:
         return tensors, facts
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any], step: int) -> None:
-        """Go on where `state` was taken."""
+        """Continue from a state that was taken after `step`."""
         for name in _FACTS:
             setattr(self, name, facts[name])
         self.best = -math.inf if facts["best"] is None else facts["best"]
@@ -130,7 +130,7 @@ _FACTS = ("status", "best", "best_step", "evaluated", "history", "pending")
 
 
 def schedule(kind: str, step: int, total: int) -> float:
-    """The share of the learning rate at a step (from 1): constant, or linear warm-up and linear decay to 0."""
+    """The factor of the learning rate at a step (from 1): constant, or linear warm-up and linear decay to 0."""
     if kind == "constant":
         return 1.0
     warm = max(1, int(WARMUP * total))
@@ -138,20 +138,23 @@ def schedule(kind: str, step: int, total: int) -> float:
 
 
 def stream(seed: int, step: int) -> int:
-    """The seed of a lane's dropout at a step: a function of these two alone, so a resumed run draws the same."""
+    """The seed of a lane's dropout at a step. It depends on nothing else: a resumed run draws the same masks."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {step}".encode(), digest_size=7).digest())
 
 
 def batch_rows(trial: Trial, step: int, rows: int) -> Array:
-    """Which training rows a trial sees at a step (from 1): its own seeded order, anew each epoch."""
-    epoch, place = divmod(step - 1, steps_per_epoch(trial, rows))
-    return _order(trial.seed, epoch, rows)[place * trial.batch : (place + 1) * trial.batch]
+    """The training rows of a trial's batch at a step (from 1), in an order that is drawn for each epoch."""
+    epoch, number = divmod(step - 1, steps_per_epoch(trial, rows))
+    start = number * trial.batch
+    return _order(trial.seed, epoch, rows)[start : start + trial.batch]
 
 
 def drops_out(trial: Trial, step: int, rows: int) -> bool:
-    """Whether dropout is on at a step; what-to-freeze had it only up to the first of ten evaluations of each epoch."""
+    """Whether dropout is on at a step; `first-tenth` has it on in the first tenth of each epoch only."""
+    if trial.dropout != "first-tenth":
+        return trial.dropout == "on"
     steps = steps_per_epoch(trial, rows)
-    return trial.dropout == "on" or (trial.dropout == "first-tenth" and (step - 1) % steps < max(1, round(steps / 10)))
+    return (step - 1) % steps < max(1, round(steps / 10))
 
 
 @lru_cache(maxsize=32)
@@ -160,26 +163,27 @@ def _order(seed: int, epoch: int, rows: int) -> Array:
 
 
 def steps_per_epoch(trial: Trial, rows: int) -> int:
-    """Batches that cover the training rows once."""
+    """How many batches cover the training rows once."""
     return math.ceil(rows / trial.batch)
 
 
 def evaluation_steps(trial: Trial, rows: int) -> set[int]:
     """The steps after which a trial is evaluated: evenly over each epoch, always at its end."""
-    steps, parts = steps_per_epoch(trial, rows), trial.evals_per_epoch
-    return {max(1, round(steps * part / parts)) for part in range(1, trial.epochs * parts + 1)}
+    steps, evaluations = steps_per_epoch(trial, rows), trial.evals_per_epoch
+    numbers = range(1, trial.epochs * evaluations + 1)
+    return {max(1, round(steps * number / evaluations)) for number in numbers}
 
 
 def fit(
     job: Job,
     runners: list[Runner],
-    part: int,
+    number: int,
     store: Store,
     watch: Watch,
     evaluations: set[int] | None = None,
     after_evaluation: Callable[[list[Runner]], None] | None = None,
 ) -> None:
-    """Train the lanes of one pass to the end, from wherever its last checkpoint stands.
+    """Train the lanes of a pass to the end, from its last checkpoint on.
 
     `evaluations` are the steps after which lanes are evaluated; without them, as the trial says. A lane that is never
     evaluated ends with its last values. Lanes that see fewer rows than others take as many steps.
@@ -190,7 +194,7 @@ def fit(
     total = trial.epochs * steps_per_epoch(trial, rows)
     if evaluations is None:
         evaluations = evaluation_steps(trial, rows)
-    step = resume(store, part, runners)
+    step = resume(store, number, runners)
     try:
         evaluate_lanes(job, runners, step, evaluations, after_evaluation)
         while step < total and any(runner.status == "running" for runner in runners):
@@ -202,15 +206,15 @@ def fit(
             for runner, loss in zip(running, losses, strict=True):
                 runner.learn(step, total, float(loss.detach()))
             evaluate_lanes(job, runners, step, evaluations, after_evaluation)
-            watch(part, step, total, runners)
+            watch(number, step, total, runners)
             if store.due():
-                checkpoint(store, part, step, runners)
+                checkpoint(store, number, step, runners)
     except Interrupted:
-        checkpoint(store, part, step, runners)
+        checkpoint(store, number, step, runners)
         raise
     for runner in runners:
         runner.finish(total)
-    checkpoint(store, part, step, runners)
+    checkpoint(store, number, step, runners)
 
 
 def lane_losses(job: Job, runners: list[Runner], step: int) -> list[Tensor]:
@@ -255,7 +259,7 @@ def evaluate_lanes(
         after_evaluation(runners)
 
 
-def checkpoint(store: Store, part: int, step: int, runners: list[Runner]) -> None:
+def checkpoint(store: Store, number: int, step: int, runners: list[Runner]) -> None:
     """Write the state of all lanes of a pass."""
     tensors: Tensors = {}
     facts = []
@@ -263,21 +267,24 @@ def checkpoint(store: Store, part: int, step: int, runners: list[Runner]) -> Non
         state, fact = runner.state()
         tensors |= {f"lane{k}.{name}": tensor.cpu().numpy() for name, tensor in state.items()}
         facts.append(fact)
-    store.save(part, step, tensors, {"lanes": facts})
+    store.save(number, step, tensors, {"lanes": facts})
 
 
-def resume(store: Store, part: int, runners: list[Runner]) -> int:
-    """Bring the lanes of a pass to their last checkpoint; the step it was taken after, 0 if there is none."""
-    found = store.load(part)
+def resume(store: Store, number: int, runners: list[Runner]) -> int:
+    """Restore the lanes of a pass from their last checkpoint; returns its step, 0 if there is none."""
+    found = store.load(number)
     if found is None:
         return 0
     step, arrays, facts = found
     for k, (runner, fact) in enumerate(zip(runners, facts["lanes"], strict=True)):
         prefix = f"lane{k}."
-        own = {name.removeprefix(prefix): torch.from_numpy(a) for name, a in arrays.items() if name.startswith(prefix)}
-        runner.restore(own, fact, step)
+        tensors = {}
+        for name, array in arrays.items():
+            if name.startswith(prefix):
+                tensors[name.removeprefix(prefix)] = torch.from_numpy(array)
+        runner.restore(tensors, fact, step)
     return step
 
 
 Watch = Callable[[int, int, int, list[Runner]], None]
-"""Is told the part, the step, the last step and the lanes."""
+"""Is told the number of the pass, the step, the last step and the lanes."""
