@@ -49,9 +49,10 @@ from sides import (
 import bitfit
 from bitfit import Base, Delta, Model
 from bitfit.bank.bank import Bank
-from bitfit.bank.lanes import lane_of_delta
+from bitfit.bank.lanes import lane_of_delta, lane_to_train
 from bitfit.data import loading
 from bitfit.delta.fold import serving_form
+from bitfit.model.language import select
 from bitfit.model.rows import Rows
 from bitfit.training import job
 
@@ -189,6 +190,31 @@ def masks(n: int) -> Iterator[Figure]:
         name = f"MiniLM, {task} batch {size}, random 0.1% mask against bias step:"
         yield at_most(f"{name} the bank's way", ratio(found["sparse"], found["bias"]), 1.12)
         yield note(f"{name} dense gradient, then mask", f"{ratio(found['dense'], found['bias']):.2f}x")
+
+
+GRAFTS = {"LoRA r8": "lora(W_q + W_v, 8)", "adapters of 64": "adapter(64)"}
+
+
+def grafts(n: int) -> Iterator[Figure]:
+    """LoRA and adapters: training steps, and 32 of them in one batch."""
+    sides: dict[str, Step] = {"bias": Ours(mini(), "sst2", 8)}
+    sides |= {name: Ours(mini(), "sst2", 8, chosen="injected", inject=text) for name, text in GRAFTS.items()}
+    if "LoRA r8" in PEERS:
+        sides["PEFT"] = Peft(mini(), "sst2", 8, "LoRA r8")
+    found = times(sides, 4 * n)
+    if "PEFT" in sides:
+        against = total(found["PEFT"], found["LoRA r8"])
+        yield at_least("MiniLM, sst2 batch 8, LoRA r8 step: faster than PEFT's", against, 1.7)
+    for name, text in GRAFTS.items():
+        yield note(
+            f"MiniLM, sst2 batch 8, {name}: step against a bias step", f"{total(found[name], found['bias']):.2f}x"
+        )
+        model = Model(mini(), 2, "mean", text)
+        chosen = select(model.anatomy, "injected")
+        bank = Bank(model, [lane_to_train(model, chosen, seed=k) for k in range(32)])
+        mixed = times({"single": Served(bank, single=True), "32": Served(bank)}, 2 * n)
+        against = ratio(mixed["32"], mixed["single"])
+        yield at_most(f"MiniLM (mean), sst2, 32 rows: batch of 32 tasks of {name} against a single task", against, 1.15)
 
 
 def mixed(n: int) -> Iterator[Figure]:
@@ -352,7 +378,7 @@ def against(what: str, sides: Mapping[int, Step], n: int, each: str = "") -> Ite
 
 
 SECTIONS: dict[str, Callable[[int], Iterator[Figure]]] = {
-    f.__name__: f for f in (steps, full, rates, whole, masks, mixed, prefix, delta, peak, scaling)
+    f.__name__: f for f in (steps, full, rates, whole, masks, grafts, mixed, prefix, delta, peak, scaling)
 }
 
 

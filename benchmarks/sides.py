@@ -116,8 +116,17 @@ def shaped(name: str, **shape: int) -> Base:
 class Ours:
     """Training steps of a bank, each lane on its own batch, as `bitfit train` makes them."""
 
-    def __init__(self, base: Base, task: str, size: int, lanes: int = 1, pool: str = "cls", chosen: str = "bias"):
-        self.model = Model(base, 2, pool)
+    def __init__(
+        self,
+        base: Base,
+        task: str,
+        size: int,
+        lanes: int = 1,
+        pool: str = "cls",
+        chosen: str = "bias",
+        inject: str = "none",
+    ):
+        self.model = Model(base, 2, pool, inject)
         selection = select(self.model.anatomy, chosen)
         self.bank = Bank(self.model, [lane_to_train(self.model, selection, seed=k) for k in range(lanes)])
         self.optimisers = [self.optimiser(self.bank.trained(k)) for k in range(lanes)]

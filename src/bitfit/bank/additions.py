@@ -51,6 +51,18 @@ class GraftGroup:
     tensors: Mapping[str, Tensor]  # role -> [lanes, ...]
 
 
+def alike(lanes: Sequence[int], tokens: Sequence[int]) -> list[list[int]]:
+    """The lanes in groups of about as many tokens each, so that little of a block is padding."""
+    groups: list[list[int]] = []
+    width = 0
+    for lane in sorted(lanes, key=lambda lane: -tokens[lane]):
+        if not groups or tokens[lane] < 0.75 * width:
+            groups.append([])
+            width = tokens[lane]
+        groups[-1].append(lane)
+    return [sorted(group) for group in groups]
+
+
 @dataclass(frozen=True)
 class LaneRows:
     """The rows of some lanes of a packed tensor as one block [lanes, rows, n], shorter lanes padded.
@@ -131,18 +143,26 @@ class Grafted:
 
     def backward(self, above: Tensor, tape: Tape, gradients: Gradients, below: Tensor | None) -> None:
         """The gradients of the graft's tensors, and of its inputs if `below` wants them."""
-        source = tape.pop().detach().requires_grad_(below is not None)
+        source = tape.pop()
+        tensors = self.group.tensors
+        trained = {role: tensor for role, tensor in tensors.items() if tensor.requires_grad}
+        if not trained and below is None:
+            return
+        block = self.rows.gradient_block(above[:, self.columns])
+        written = GRAFTS[self.group.place.graft].backward(source, tensors, block)
+        d_source, found = written if written is not None else self._by_autograd(source, block)
+        for role, tensor in trained.items():
+            gradients[id(tensor)] = found[role]
+        if below is not None:
+            self.rows.add(below, d_source)
+
+    def _by_autograd(self, source: Tensor, above: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The gradients of the inputs and of the tensors that train."""
+        source = source.detach().requires_grad_()
         tensors = self.group.tensors
         leaves = {role: tensor.detach().requires_grad_(tensor.requires_grad) for role, tensor in tensors.items()}
-        wanted = [leaf for leaf in (source, *leaves.values()) if leaf.requires_grad]
-        if not wanted:
-            return
+        roles = [role for role, leaf in leaves.items() if leaf.requires_grad]
         with torch.enable_grad():
             change = GRAFTS[self.group.place.graft].forward(source, leaves, self.activation)
-        found = torch.autograd.grad(change, wanted, self.rows.gradient_block(above[:, self.columns]))
-        by_leaf = {id(leaf): gradient for leaf, gradient in zip(wanted, found, strict=True)}
-        for role, tensor in tensors.items():
-            if tensor.requires_grad:
-                gradients[id(tensor)] = by_leaf[id(leaves[role])]
-        if below is not None:
-            self.rows.add(below, by_leaf[id(source)])
+        d_source, *found = torch.autograd.grad(change, [source, *(leaves[role] for role in roles)], above)
+        return d_source, dict(zip(roles, found, strict=True))

@@ -29,7 +29,7 @@ from ..model.grafts import Place
 from ..model.injection import by_place
 from ..model.rows import Known, Rows
 from ..model.task_model import Model
-from .additions import GraftGroup
+from .additions import GraftGroup, alike
 from .dropout import Keyed
 from .lanes import Lane, Slot, VectorLayout, settled
 from .packed import LaneTensors, Packed
@@ -108,7 +108,7 @@ class Bank:
                 None if streams is None else [streams[k] for k in lanes],
                 [self.models[k] for k in lanes],
                 self.frozen,
-                self._graft_groups(lanes),
+                self._graft_groups(lanes, [len(rows[k].ids) for k in lanes]),
             )
             out |= zip(lanes, outputs, strict=True)
         return out
@@ -229,22 +229,28 @@ class Bank:
             self._leaves[k, number] = leaf
         return self._leaves[k, number]
 
-    def _graft_groups(self, lanes: list[int]) -> list[GraftGroup]:
-        """The grafts of some lanes; lanes of equal layout are stacked."""
+    def _graft_groups(self, lanes: list[int], tokens: Sequence[int]) -> list[GraftGroup]:
+        """The grafts of some lanes; lanes of equal layout and about as many tokens are stacked."""
         members: dict[GraftLayout, list[int]] = {}
         for position, k in enumerate(lanes):
             layout = self._grafts[k]
             if layout:
                 members.setdefault(layout, []).append(position)
         groups = []
-        for layout, positions in members.items():
-            slots = [slot for place in layout for slot in place.slots]
-            numbers = [lanes[position] for position in positions]
-            stacked: tuple[Tensor, ...] = _Gather.apply(self._anchor, self, numbers, slots)  # type: ignore[no-untyped-call]
-            tensors = dict(zip(slots, stacked, strict=True))
-            for place in layout:
-                roles = dict(zip(place.roles, (tensors[slot] for slot in place.slots), strict=True))
-                groups.append(GraftGroup(place.place, tuple(positions), roles))
+        for layout, every in members.items():
+            for positions in alike(every, tokens):
+                groups += self._stacked_grafts(layout, positions, lanes)
+        return groups
+
+    def _stacked_grafts(self, layout: GraftLayout, positions: list[int], lanes: list[int]) -> list[GraftGroup]:
+        slots = [slot for place in layout for slot in place.slots]
+        numbers = [lanes[position] for position in positions]
+        stacked: tuple[Tensor, ...] = _Gather.apply(self._anchor, self, numbers, slots)  # type: ignore[no-untyped-call]
+        tensors = dict(zip(slots, stacked, strict=True))
+        groups = []
+        for place in layout:
+            roles = {role: tensors[slot] for role, slot in zip(place.roles, place.slots, strict=True)}
+            groups.append(GraftGroup(place.place, tuple(positions), roles))
         return groups
 
     def _stacks(self, lanes: list[int]) -> dict[str, Tensor]:

@@ -90,6 +90,12 @@ class Adapter:
         inner = torch.baddbmm(tensors["down.bias"].unsqueeze(1), x, tensors["down.weight"].transpose(1, 2))
         return torch.baddbmm(tensors["up.bias"].unsqueeze(1), activation(inner), tensors["up.weight"].transpose(1, 2))
 
+    def backward(
+        self, x: Tensor, tensors: Mapping[str, Tensor], above: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """Left to autograd."""
+        return None
+
     def merged(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
         """No matrix does what a bottleneck does."""
         return None

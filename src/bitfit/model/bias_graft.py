@@ -74,6 +74,12 @@ class Bias:
         """The bias, the same for all rows."""
         return tensors["bias"].unsqueeze(1)
 
+    def backward(
+        self, x: Tensor, tensors: Mapping[str, Tensor], above: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """Left to autograd."""
+        return None
+
     def merged(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
         """No matrix does what a bias does."""
         return None

@@ -114,6 +114,12 @@ class Graft(Protocol):
         """
         ...
 
+    def backward(
+        self, x: Tensor, tensors: Mapping[str, Tensor], above: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """The gradients of `x` and of the tensors by role, from that of the answer; None leaves it to autograd."""
+        ...
+
     def merged(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
         """The change [outputs, inputs] of the module's matrix with the same effect; None if there is none."""
         ...
