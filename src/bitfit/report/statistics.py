@@ -34,9 +34,15 @@ def summary(values: Sequence[float]) -> Summary:
     count, mean = len(values), statistics.fmean(values)
     if count < 2:
         return Summary(count, mean, None, None, None)
-    deviation = statistics.stdev(values)
+    deviation = math.sqrt(variance(values))
     reach = t_quantile(0.975, count - 1) * deviation / math.sqrt(count)
     return Summary(count, mean, deviation, mean - reach, mean + reach)
+
+
+def variance(values: Sequence[float]) -> float:
+    """The sample variance; the standard library's is exact, and too slow for simulations."""
+    mean = statistics.fmean(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 @dataclass(frozen=True)
@@ -66,12 +72,12 @@ def place(base: str, task: str, by_seed: Sequence[float], from_rows: float = 0.0
     No effect is known better than to one test row, whatever the seeds agree on.
     """
     effect = statistics.fmean(by_seed)
-    from_seeds = statistics.variance(by_seed) / len(by_seed) if len(by_seed) > 1 else 0.0
+    from_seeds = variance(by_seed) / len(by_seed) if len(by_seed) > 1 else 0.0
     one_row = (100 / rows) ** 2 if rows else 0.0
-    variance = from_seeds + max(from_rows, one_row)
+    total = from_seeds + max(from_rows, one_row)
     # Welch and Satterthwaite: the seeds' share of the variance is known as well as there are seeds.
-    freedom = (len(by_seed) - 1) * (variance / from_seeds) ** 2 if from_seeds > 0 else math.inf
-    return Place(base, task, effect, variance, freedom, len(by_seed), rows)
+    freedom = (len(by_seed) - 1) * (total / from_seeds) ** 2 if from_seeds > 0 else math.inf
+    return Place(base, task, effect, total, freedom, len(by_seed), rows)
 
 
 @dataclass(frozen=True)
@@ -158,11 +164,11 @@ def _between(places: Sequence[Place]) -> float:
         return squares - (len(places) - 1)
 
     effects = [one.effect for one in places]
-    most = statistics.variance(effects) * len(places) if len(places) > 1 else 0.0
+    most = variance(effects) * len(places) if len(places) > 1 else 0.0
     if most <= 0:
         return 0.0
     if min(one.variance for one in places) <= 0:
-        return statistics.variance(effects)
+        return variance(effects)
     return float(brentq(excess, 0.0, most)) if excess(0.0) > 0 > excess(most) else 0.0
 
 
@@ -176,11 +182,11 @@ def _crossed(places: Sequence[Place], weights: Sequence[float]) -> Spread | None
     """The standard error where places of one task, and places of one base, have something in common."""
     parts = [_between_groups(places, weights, [getattr(one, kind) for one in places]) for kind in ("task", "base")]
     known = [part for part in parts if part is not None]
-    variance = math.fsum(part for part, _ in known)
-    if variance <= 0:
+    total = math.fsum(part for part, _ in known)
+    if total <= 0:
         return None
-    freedom = variance**2 / math.fsum(part**2 / freedom for part, freedom in known if part > 0)
-    return Spread(math.sqrt(variance), freedom)
+    freedom = total**2 / math.fsum(part**2 / freedom for part, freedom in known if part > 0)
+    return Spread(math.sqrt(total), freedom)
 
 
 def _between_groups(
@@ -194,13 +200,13 @@ def _between_groups(
         shares[group] = shares.get(group, 0.0) + weight
     if len(effects) < 2:
         return None
-    between = statistics.variance([statistics.fmean(values) for values in effects.values()])
+    between = variance([statistics.fmean(values) for values in effects.values()])
     return math.fsum(share**2 for share in shares.values()) * between, len(effects) - 1
 
 
-def _at_least(spread: Spread, variance: float) -> Spread:
+def _at_least(spread: Spread, known: float) -> Spread:
     """A standard error no smaller than what seeds and test rows alone explain."""
-    return spread if spread.error**2 >= variance else Spread(math.sqrt(variance), spread.freedom)
+    return spread if spread.error**2 >= known else Spread(math.sqrt(known), spread.freedom)
 
 
 def regression(xs: Sequence[float], places: Sequence[Place]) -> Estimate | None:
