@@ -207,7 +207,7 @@ def _rounded_scores(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
 
 
 def _rounded_map(change: Mapping[str, Sequence[float | None]]) -> dict[str, list[float | None]]:
-    return {term: [_rounded(value) for value in values] for term, values in change.items()}
+    return {term: list(map(_rounded, values)) for term, values in change.items()}
 
 
 def _rounded(value: float | None) -> float | None:
