@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from bitfit.model.task_model import Model
 from bitfit.prediction.export import stock_class
 from bitfit.tasks import KINDS, Task
 from bitfit.tasks.encode import Encoder
+from bitfit.tasks.spans import spans
 from support import ARCHITECTURES, WORDS, StopAt, delta_of, meta_of, reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -156,6 +158,43 @@ def test_a_conllu_file_says_what_the_jsonl_file_says(base, tagged, tmp_path):
     a, b = loading.load(tagged), loading.load(path)
     assert a.train.texts == b.train.texts and a.train.labels == b.train.labels and a.labels == b.labels
     assert loading.load(path, label="xpos").labels == ("ADJ2", "NOUN2", "X2")
+
+
+CONLL = """-DOCSTART- -X- -X- O
+
+EU NNP B-NP B-ORG
+rejects VBZ B-VP O
+
+Peter NNP B-NP B-PER
+Blackburn NNP I-NP I-PER
+
+"""
+
+
+def test_a_file_in_the_form_of_conll_2003_is_read(tmp_path):
+    path = tmp_path / "eng.train.txt"
+    path.write_text(CONLL * 6)
+    dataset = loading.load(path)
+    assert dataset.kind == "tagging" and dataset.labels == ("B-ORG", "B-PER", "I-PER", "O")
+    assert ("Peter", "Blackburn") in dataset.train.texts
+    assert loading.load(path, label="pos").labels == ("NNP", "VBZ")
+    path.write_text(CONLL + "lonely\n")
+    with pytest.raises(DataError, match="line 9: 4 fields between spaces expected, 1 found"):
+        loading.load(path)
+
+
+def test_a_delta_of_entities_groups_them(base):
+    delta = delta_of(base, labels=3, kind="tagging")
+    named = Delta(delta.tensors, replace(delta.meta, labels=("B-PER", "I-PER", "O")))
+    answer = predict(named, [["good", "film", "the", "plot"]], base)[0]
+    assert [(e["type"], e["start"], e["end"]) for e in answer["entities"]] == spans(answer["tags"])
+    assert all(e["text"] == " ".join(answer["tokens"][e["start"] : e["end"]]) for e in answer["entities"])
+
+
+def test_several_labels_in_one_cell_are_noticed_and_classes_counted(several):
+    notes = loading.load(several).notes
+    assert any("looks like several labels in one cell; --task multilabel" in note for note in notes)
+    assert any(note.startswith("Rows by class: ") for note in notes)
 
 
 def test_a_folder_of_originals_is_read_by_their_names(tmp_path):

@@ -97,7 +97,7 @@ def _train(it: Parser) -> None:
     it.add_argument(
         "source",
         metavar="DATA",
-        help="CSV, TSV, JSONL, Parquet, CoNLL-U or SQuAD JSON file (.gz too), a folder of such files, or a named task",
+        help="CSV, TSV, JSONL, Parquet, CoNLL or SQuAD JSON file (.gz too), a folder of such files, or a named task",
     )
     groups = {title: it.add_argument_group(title) for title in ("data", "what trains", OPTIMISATION, "run")}
     _add_base(groups["what trains"])

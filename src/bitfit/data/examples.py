@@ -122,6 +122,6 @@ def skipped(path: RowSource, what: str, lines: list[int]) -> list[str]:
     return [f"Skipped {len(lines):,} row{plural} of {path.name} with {what} (line{plural} {shortened(lines)})."]
 
 
-def shortened(items: Sequence[object]) -> str:
-    """The first five of a list, comma-separated."""
-    return ", ".join(map(str, items[:5])) + (", ..." if len(items) > 5 else "")
+def shortened(items: Sequence[object], most: int = 5) -> str:
+    """The first of a list, comma-separated."""
+    return ", ".join(map(str, items[:most])) + (", ..." if len(items) > most else "")

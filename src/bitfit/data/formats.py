@@ -213,7 +213,7 @@ def _conllu_rows(path: DataFile) -> Iterator[Row]:
         if len(fields) != len(CONLLU):
             raise fault(path, line, f"{len(CONLLU)} fields between tabs expected, {len(fields)} found.")
         if not re.fullmatch(r"\d+([-.]\d+)?", fields[0]):
-            raise fault(path, line, f'"{fields[0]}" is no word number (1, or 1-2, or 1.1).')
+            raise fault(path, line, f'"{fields[0]}" is not a CoNLL-U id (1, 1-2 or 1.1).')
         if fields[0].isdigit():
             start = start if words else line
             words.append(fields)
@@ -221,8 +221,36 @@ def _conllu_rows(path: DataFile) -> Iterator[Row]:
         yield _sentence(start, words)
 
 
-def _sentence(line: int, words: list[list[str]]) -> Row:
-    return Row(line, {name: [fields[i] for fields in words] for i, name in enumerate(CONLLU)})
+def _sentence(line: int, words: list[list[str]], names: Sequence[str] = CONLLU) -> Row:
+    return Row(line, {name: [fields[i] for fields in words] for i, name in enumerate(names)})
+
+
+def _conll_rows(path: DataFile) -> Iterator[Row]:
+    """A record per sentence of a file in the form of CoNLL-2003: a word a line, its tag last, an empty line between."""
+    start, words = 1, list[list[str]]()
+    names: list[str] = []
+    for line, text in _lines(path):
+        fields = text.split()
+        if not fields or fields[0] == "-DOCSTART-":
+            if words:
+                yield _sentence(start, words, names)
+                words = []
+            continue
+        names = names or _conll_columns(path, line, len(fields))
+        if len(fields) != len(names):
+            raise fault(path, line, f"{len(names)} fields between spaces expected, {len(fields)} found.")
+        start = start if words else line
+        words.append(fields)
+    if words:
+        yield _sentence(start, words, names)
+
+
+def _conll_columns(path: DataFile, line: int, count: int) -> list[str]:
+    if count < 2:
+        raise fault(path, line, "a word and its tag between spaces expected, as in CoNLL-2003; texts go in a CSV file.")
+    if count == 4:
+        return ["tokens", "pos", "chunk", "tags"]
+    return ["tokens", *(f"column{i}" for i in range(2, count)), "tags"]
 
 
 def _array_rows(path: DataFile) -> Iterator[Row]:
@@ -277,6 +305,8 @@ READERS: dict[str, Callable[[DataFile], Iterator[Row]]] = {
     ".ndjson": _json_rows,
     ".parquet": _parquet_rows,
     ".conllu": _conllu_rows,
+    ".conll": _conll_rows,
+    ".txt": _conll_rows,
     ".json": _squad_rows,
     JSON_ARRAY: _array_rows,
 }

@@ -22,7 +22,7 @@ class Sentences(Reader):
     """A list of words and a list of their tags."""
 
     kind: ClassVar[str] = "tagging"
-    formats: ClassVar[tuple[str, ...]] = (".conllu",)
+    formats: ClassVar[tuple[str, ...]] = (".conllu", ".conll", ".txt")
 
     def looks_like(self, sample: Sample, label: str | None) -> bool:
         """Whether every record holds a list of words and a list of tags."""

@@ -111,8 +111,11 @@ class Classes(ScalarReader):
         return Examples(table.texts, table.pairs, ids, table.lines)
 
     def doubts(self, examples: Examples, labels: tuple[str, ...]) -> list[str]:
-        """Conflicts, very many classes, classes that differ by spelling alone or have a single example."""
-        notes = super().doubts(examples, labels)
+        """How many examples each class has, and what may be wrong with the classes."""
+        counts = Counter(examples.labels)
+        frequent = [f"{labels[i]} {count:,}" for i, count in counts.most_common()]
+        notes = [f"Rows by class: {shortened(frequent, 10)}.", *super().doubts(examples, labels)]
+        notes += _several_in_one(labels)
         amounts = all(number(name) is not None for name in labels)
         if amounts and len(labels) >= MANY_NUMBERS:
             what = f"{len(labels):,} different whole numbers are taken as classes"
@@ -122,7 +125,6 @@ class Classes(ScalarReader):
         spelt = [" and ".join(names) for names in _spellings(labels).values() if len(names) > 1]
         if spelt:
             notes.append(f"Different classes by their spelling alone: {shortened(spelt)}.")
-        counts = Counter(examples.labels)
         single = [name for i, name in enumerate(labels) if counts[i] == 1]
         if single:
             what = f"{len(single):,} of {len(labels):,} classes have one example, kept in train"
@@ -213,6 +215,15 @@ def _finite(path: RowSource, line: int, label: object) -> float:
     if value is None or not math.isfinite(value):
         raise fault(path, line, f'label "{label}" is not a finite number as the other labels are.')
     return value
+
+
+def _several_in_one(labels: tuple[str, ...]) -> list[str]:
+    """A note on classes that look like several labels in one cell."""
+    composed = [name for name in labels if re.search(r"[^|;][|;][^|;]", name)]
+    parts = Counter(part.strip() for name in labels for part in re.split(r"[|;]", name))
+    if not any(parts[part.strip()] > 1 for name in composed for part in re.split(r"[|;]", name)):
+        return []
+    return [f'"{composed[0]}" looks like several labels in one cell; --task multilabel reads them one by one.']
 
 
 def _spellings(labels: tuple[str, ...]) -> dict[str, list[str]]:
