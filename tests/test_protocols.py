@@ -51,7 +51,7 @@ def test_holdout_keeps_the_best_of_its_evaluations(folder, base):
     from bitfit import train
 
     run = train(folder, base, protocol="holdout", lr=3e-3, epochs=2)
-    scores = [line["dev_score"] for line in run.best.history if "dev_score" in line]
+    scores = [found.dev_score for found in run.best.history.evaluations]
     assert len(scores) == 20 and run.best.dev == pytest.approx(max(scores))
     assert run.best.delta.meta.trial.protocol == "holdout" and "test" in run.best.scores
 

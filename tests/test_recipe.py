@@ -21,6 +21,7 @@ from bitfit.tasks import Task
 from bitfit.training.calibration import Held, calibration_error, temperature, threshold
 from bitfit.training.convex import States, output_layer, solve, with_values
 from bitfit.training.evaluation import outputs
+from bitfit.training.history import Evaluation, History
 from bitfit.training.loop import Runner
 from bitfit.training.plan import Plan, follows_recipe, recipe_epochs
 from bitfit.training.recipe import drop_worst
@@ -237,7 +238,8 @@ def test_an_interrupted_default_run_resumes_to_the_same_bytes(base, larger, tmp_
 def test_the_worst_of_three_lanes_is_dropped_once(base, csv_file):
     class Lane:
         def __init__(self, loss: float) -> None:
-            self.status, self.history = "running", [{"dev_loss": loss}]
+            self.status = "running"
+            self.history = History(evaluations=[Evaluation(1, 1.0, loss, 0.5)])
 
     lanes: list[Runner] = [Lane(0.3), Lane(0.9), Lane(0.5)]  # type: ignore[list-item]
     drop_worst(lanes)

@@ -100,7 +100,7 @@ def test_the_best_trial_by_dev_score_is_the_one_saved(base, larger, tmp_path):
 
 def test_the_best_checkpoint_is_kept_not_the_last(base, csv_file):
     best = train(csv_file, base, lr=5e-2, epochs=6).best
-    scores = [line["dev_score"] for line in best.history if "dev_score" in line]
+    scores = [found.dev_score for found in best.history.evaluations]
     assert best.dev == max(scores)
 
 
@@ -115,20 +115,22 @@ def test_each_trial_keeps_its_history(base, csv_file, tmp_path):
 
 
 def test_the_loss_history_has_at_most_1000_points():
+    from bitfit.training.history import History
     from bitfit.training.loop import LOSS_POINTS, Runner
 
     runner = Runner.__new__(Runner)
-    runner.pending, runner.history = [], []
+    runner.pending, runner.history = [], History()
     for step in range(1, 4322):
         runner._record(step, 4321, 1.0)
-    assert len(runner.history) <= LOSS_POINTS and runner.history[-1]["step"] == 4321
+    losses = runner.history.losses
+    assert len(losses) <= LOSS_POINTS and losses[-1].step == 4321
 
 
 def test_a_diverging_trial_stops_and_leaves_the_others(base, csv_file):
     run = train(csv_file, base, lr=[1e30, 1e-2], epochs=2)
     assert [outcome.status for outcome in run.trials] == ["diverged", "done"]
     assert run.trials[0].delta is None and run.best.trial.lr == 1e-2
-    assert run.trials[0].history[-1]["diverged"] and run.trials[0].history[-1]["step"] <= 4
+    assert run.trials[0].history.diverged <= 4
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])

@@ -258,7 +258,7 @@ def training_bar(label: str = "training", quiet: bool = False) -> Iterator[Any]:
 
 
 def _state(runners: Any) -> str:
-    losses = [line["loss"] for runner in runners for line in runner.history[-4:] if "loss" in line]
+    losses = [runner.history.losses[-1].loss for runner in runners if runner.history.losses]
     best = max(runner.best for runner in runners)
     lanes = f"{len(runners)} trials  " if len(runners) > 1 else ""
     loss = f"loss {losses[-1]:.3f}  " if losses else ""

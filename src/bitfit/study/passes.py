@@ -18,6 +18,7 @@ from ..data.sources import Source
 from ..model.base import Base, load_base
 from ..training.checkpoint import SECONDS, Store
 from ..training.compute import threads
+from ..training.history import History
 from ..training.job import Job, open_job
 from ..training.loop import Runner, Watch
 from ..training.outcome import Outcome
@@ -214,22 +215,20 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
 
-def _losses(history: list[dict[str, Any]], steps: int) -> list[list[float]]:
+def _losses(history: History, steps: int) -> list[list[float]]:
     """Epoch and mean loss at no more than LOSS_POINTS points."""
-    lines = [line for line in history if "loss" in line]
-    width = math.ceil(len(lines) / LOSS_POINTS) or 1
+    width = math.ceil(len(history.losses) / LOSS_POINTS) or 1
     points = []
-    for start in range(0, len(lines), width):
-        chunk = lines[start : start + width]
-        mean = sum(line["loss"] for line in chunk) / len(chunk)
-        points.append([round(chunk[-1]["step"] / steps, 4), round(mean, 5)])
+    for start in range(0, len(history.losses), width):
+        chunk = history.losses[start : start + width]
+        mean = sum(point.loss for point in chunk) / len(chunk)
+        points.append([round(chunk[-1].step / steps, 4), round(mean, 5)])
     return points
 
 
-def _evaluations(history: list[dict[str, Any]]) -> list[list[float]]:
+def _evaluations(history: History) -> list[list[float]]:
     """Epoch, dev loss and dev score of every evaluation."""
     points = []
-    for line in history:
-        if "dev_score" in line:
-            points.append([round(line["epoch"], 3), round(line["dev_loss"], 5), round(line["dev_score"], 5)])
+    for found in history.evaluations:
+        points.append([round(found.epoch, 3), round(found.dev_loss, 5), round(found.dev_score, 5)])
     return points

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -15,9 +15,11 @@ from torch import Tensor
 
 from ..arrays import Array, Tensors
 from ..bank.bank import Bank
-from ..errors import Interrupted
+from ..errors import Interrupted, UsageError
+from ..values import read_known
 from .checkpoint import Store
 from .evaluation import outputs
+from .history import Evaluation, History, LossPoint
 from .job import Job
 from .plan import Trial
 
@@ -38,7 +40,7 @@ class Runner:
     best: float = -math.inf
     best_step: int = 0
     evaluated: int = -1  # the step of the last evaluation
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: History = field(default_factory=History)
     pending: list[float] = field(default_factory=list)  # losses that are not in the history yet
 
     def __post_init__(self) -> None:
@@ -83,17 +85,17 @@ class Runner:
     def diverge(self, step: int) -> None:
         """End the lane; the others go on."""
         self.status = "diverged"
-        self.history.append({"step": step, "diverged": True})
+        self.history.diverged = step
 
     def _record(self, step: int, total: int, value: float) -> None:
         self.pending.append(value)
         if len(self.pending) >= math.ceil(total / LOSS_POINTS) or step == total:
-            self.history.append({"step": step, "loss": sum(self.pending) / len(self.pending)})
+            self.history.losses.append(LossPoint(step, sum(self.pending) / len(self.pending)))
             self.pending.clear()
 
     def keep_best(self, step: int, epoch: float, loss: float, result: float, outputs: Array) -> None:
         """Record an evaluation; the best one so far keeps its values and its outputs on dev."""
-        self.history.append({"step": step, "epoch": epoch, "dev_loss": loss, "dev_score": result})
+        self.history.evaluations.append(Evaluation(step, epoch, loss, result))
         self.evaluated = step
         if self.best_outputs is None or result > self.best:
             self.best, self.best_step = result, step
@@ -104,6 +106,7 @@ class Runner:
         """Tensors and facts from which another process can continue, to the bit."""
         facts = {name: getattr(self, name) for name in _FACTS}
         facts["best"] = self.best if math.isfinite(self.best) else None
+        facts["history"] = asdict(self.history)
         moments = self.optimiser.state.get(self.flat, {})
         tensors = {"value": self.flat.detach(), "best": self.best_values}
         tensors |= {name: moments[name] for name in ("exp_avg", "exp_avg_sq") if name in moments}
@@ -116,6 +119,7 @@ class Runner:
         for name in _FACTS:
             setattr(self, name, facts[name])
         self.best = -math.inf if facts["best"] is None else facts["best"]
+        self.history = read_known(History, facts["history"], "history of the checkpoint", UsageError)
         with torch.no_grad():
             self.flat.copy_(tensors["value"])
             self.best_values.copy_(tensors["best"])

@@ -18,6 +18,7 @@ from ..delta.delta import Delta
 from ..delta.meta import Meta, TrialRecord
 from ..model.task_model import Model
 from ..tasks.metrics import Score
+from .history import History
 from .job import Job
 from .plan import Trial
 
@@ -32,7 +33,7 @@ class Outcome:
     trial: Trial
     status: str  # done, dropped or diverged
     scores: Scores  # of "dev"; "train" if the gap was asked for; "test" of the best trial
-    history: list[dict[str, Any]]
+    history: History
     delta: Delta | None
     predictions: Mapping[str, Any] = field(default_factory=dict)  # of the parts that were scored beside dev
 

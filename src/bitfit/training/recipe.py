@@ -32,6 +32,7 @@ from .checkpoint import Store
 from .convex import Linear, cross_validated, head_states, output_layer, solve, with_values
 from .evaluation import outputs
 from .explain import Calibration, Candidate, Story, class_scores, confusions, learning_curve, suspects
+from .history import History
 from .job import Job, Part, encode_part
 from .loop import Runner, Watch, fit, steps_per_epoch
 from .outcome import Outcome, Scores, describe
@@ -63,7 +64,7 @@ class Searched:
     resolved: Resolved
     outputs: Array
     values: Tensor | None = None
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: History = field(default_factory=History)
     status: str = "done"
     loss: float = float("inf")  # on held-out rows, at the best temperature
 
@@ -186,7 +187,7 @@ class _Recipe:
         starts = [self._start(number) for _, number in lanes]
         runners, job = self._train([own.resolved for own, _ in lanes], starts, rows, phase, searching=True)
         for runner, (own, number) in zip(runners, lanes, strict=True):
-            own.history += runner.history
+            own.history.add(runner.history)
             if runner.status != "done":
                 own.status = runner.status
                 continue
@@ -245,7 +246,7 @@ class _Recipe:
         bank, trained_rows, averaged, steps = self._final(best)
         self._fold(bank, warm, shift)
         trial = (best.resolved if best is not None else self.trials[0]).trial
-        outcome = self._outcome(trial, bank, scores, [] if best is None else best.history, steps, trained_rows)
+        outcome = self._outcome(trial, bank, scores, History() if best is None else best.history, steps, trained_rows)
         story = self._story(best, frozen, held, warm, shift, scores, trained_rows, averaged)
         outcome = _with_calibration(outcome, story)
         others = [outcome if own is best else self._candidate(own) for own in self.searched] or [outcome]
@@ -358,9 +359,7 @@ class _Recipe:
         scores: Scores = {"dev": self._scores(own.outputs, self.held)}
         return self._outcome(own.resolved.trial, bank, scores, own.history, 0, len(self.splits[0].train))
 
-    def _outcome(
-        self, trial: Trial, bank: Bank, scores: Scores, history: list[dict[str, Any]], steps: int, rows: int
-    ) -> Outcome:
+    def _outcome(self, trial: Trial, bank: Bank, scores: Scores, history: History, steps: int, rows: int) -> Outcome:
         tensors = bank.tensors(0)
         meta = describe(self.job, self.model, trial, bank.lanes[0].trained, tensors, scores, steps, rows)
         return Outcome(trial, "done", scores, history, Delta(tensors, meta))
@@ -435,7 +434,7 @@ def drop_worst(runners: list[Runner]) -> None:
     running = [runner for runner in runners if runner.status == "running"]
     if len(running) < 3 or any(runner.status == "dropped" for runner in runners):
         return
-    worst = max(running, key=lambda runner: float(runner.history[-1]["dev_loss"]))
+    worst = max(running, key=lambda runner: runner.history.evaluations[-1].dev_loss)
     worst.status = "dropped"
 
 

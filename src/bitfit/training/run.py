@@ -34,6 +34,7 @@ from .checkpoint import SECONDS, Store
 from .compute import threads
 from .evaluation import score_lanes
 from .explain import Story
+from .history import TrainScore
 from .job import Job, Note, Part, open_job
 from .loop import Runner, Watch, fit
 from .outcome import Outcome, Scores, describe
@@ -354,10 +355,10 @@ def _dev_scores(job: Job, runner: Runner) -> dict[str, Score]:
 def _outcome(job: Job, model: Model, runner: Runner, scores: Scores) -> Outcome:
     if not scores:
         return Outcome(runner.trial, runner.status, {}, runner.history, None)
-    history = list(runner.history)
+    history = runner.history
     if "train" in scores:
         rows = len(job.train_sample.examples)
-        history.append({"train_score": scores["train"][runner.trial.metric].value, "rows": rows})
+        history = replace(history, train=TrainScore(scores["train"][runner.trial.metric].value, rows))
     tensors = runner.bank.tensors(runner.k)
     trained, rows = runner.bank.lanes[runner.k].trained, len(job.train.examples)
     meta = describe(job, model, runner.trial, trained, tensors, scores, runner.best_step, rows)
@@ -409,6 +410,6 @@ def _write_histories(outcomes: list[Outcome], folder: Path) -> None:
         old.unlink()
     for outcome in outcomes:
         trial = outcome.trial
-        lines = [{"trial": asdict(trial), "status": outcome.status}, *outcome.history]
+        lines = [{"trial": asdict(trial), "status": outcome.status}, *outcome.history.lines()]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         files.replace(folder / f"lr{trial.lr!r}-batch{trial.batch}-seed{trial.seed}.jsonl", text.encode())

@@ -1,0 +1,61 @@
+"""The history of a trial: its losses, its evaluations and how it ended. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from operator import itemgetter
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LossPoint:
+    """The mean training loss of the steps up to this one."""
+
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The loss and the score on dev after a step."""
+
+    step: int
+    epoch: float
+    dev_loss: float
+    dev_score: float
+
+
+@dataclass(frozen=True)
+class TrainScore:
+    """The score of the best checkpoint on a sample of the training rows."""
+
+    train_score: float
+    rows: int
+
+
+@dataclass
+class History:
+    """What was recorded of a trial."""
+
+    losses: list[LossPoint] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    diverged: int | None = None  # the step at which the loss was not a number
+    train: TrainScore | None = None
+
+    def add(self, other: History) -> None:
+        """Take in the history of another training of the same trial."""
+        self.losses += other.losses
+        self.evaluations += other.evaluations
+        if self.diverged is None:
+            self.diverged = other.diverged
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The records as a history file has them, one table each, in the order of steps."""
+        lines = [asdict(point) for point in self.losses]
+        lines += [asdict(evaluation) for evaluation in self.evaluations]
+        lines.sort(key=itemgetter("step"))  # stable: the loss of a step comes before its evaluation
+        if self.diverged is not None:
+            lines.append({"step": self.diverged, "diverged": True})
+        if self.train is not None:
+            lines.append(asdict(self.train))
+        return lines
