@@ -119,7 +119,10 @@ def compared(part: Part, findings: Findings, cells: Sequence[Cell]) -> dict[int,
         return {}
     chosen = [findings.chosen(cell) for cell in cells]
     shared = set.intersection(*(set(trials) for trials in chosen))
-    return {seed: tuple(trials[seed] for trials in chosen) for seed in sorted(shared)}
+    together = {}
+    for seed in sorted(shared):
+        together[seed] = tuple(trials[seed] for trials in chosen)
+    return together
 
 
 def _difference(part: Part, findings: Findings, task: str, size: int | None) -> Place | None:
@@ -220,7 +223,7 @@ def mean_change(findings: Findings, method: str, task: str) -> dict[str, list[fl
     averaged: dict[str, list[float | None]] = {}
     for term in maps[0] if maps else ():
         rows = [one[term] for one in maps if term in one]
-        averaged[term] = [_mean_of_known([row[layer] for row in rows]) for layer in range(len(rows[0]))]
+        averaged[term] = [_mean_of_known(values) for values in zip(*rows, strict=True)]
     return averaged
 
 
@@ -270,7 +273,7 @@ def _slopes(part: Part, findings: Findings) -> Iterator[Place]:
             for seed, (a, b) in compared(part, findings, cells).items():
                 doublings = math.log2(findings.rows(task, size) or 1)
                 curves.setdefault(seed, []).append((doublings, findings.points(a) - findings.points(b)))
-        slopes = [-_slope(curve) for curve in curves.values() if len({x for x, _ in curve}) > 1]
+        slopes = [-_slope(curve) for curve in curves.values() if len(dict(curve)) > 1]
         if slopes:
             yield place(findings.base, task, slopes)
 

@@ -22,6 +22,7 @@ from .findings import Cell, Findings
 from .quantities import gap, moved
 from .statistics import place, summary
 
+SPACED = 1.5  # by which factor at least the marks of an axis of training rows lie apart
 Draw = Callable[[Figure, Study, Sequence[Findings]], list[Panel]]
 
 
@@ -271,9 +272,10 @@ def _loss_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> lis
                 some = _losses(axes, findings, (name, task, findings.size(task))) or some
             if some:
                 axes.set_xlabel("epoch")
-                axes.set_ylabel("loss: training solid, dev dashed")
+                axes.set_ylabel("loss")
                 if len(names) == 1 and _by_rate(findings, names[0]):
                     axes.set_yscale("log")
+                    axes.yaxis.set_major_formatter("{x:g}")
                 _legend(axes)
                 title = " · ".join([task, *(names if len(names) == 1 else ()), findings.base])
                 drawn.append(Panel(title, panel, f"Training and dev loss of {', '.join(names)} on {task}"))
@@ -298,11 +300,16 @@ def _losses(axes: Any, findings: Findings, cell: Cell) -> bool:
         return _losses_by_rate(axes, findings, cell)
     trials = list(findings.chosen(cell).values())
     paint = colour(_kind(findings, cell[0]))
-    train = [[(x, y) for x, y in result.loss] for result in trials if result.loss]
-    dev = [[(x, loss) for x, loss, _ in result.evaluations] for result in trials if result.evaluations]
+    train = [_points(result.loss) for result in trials if result.loss]
+    dev = [_points(result.evaluations) for result in trials if result.evaluations]
     _rounds(axes, train, paint, "-", cell[0])
     _rounds(axes, dev, paint, "--", "")
     return bool(train or dev)
+
+
+def _points(lines: Sequence[Sequence[float]], column: int = 1, scale: float = 1.0) -> list[tuple[float, float]]:
+    """Epochs with one column of a trial's history; a log axis has no room for 0."""
+    return [(line[0], scale * line[column]) for line in lines if line[column] > 0 or column != 1]
 
 
 def _losses_by_rate(axes: Any, findings: Findings, cell: Cell) -> bool:
@@ -313,7 +320,7 @@ def _losses_by_rate(axes: Any, findings: Findings, cell: Cell) -> bool:
     for n, rate in enumerate(rates):
         paint = colormaps["viridis"](n / max(1, len(rates) - 1) * 0.9)
         trials = findings.at(cell, rate).values()
-        curves = [[(x, y) for x, y in result.loss if y > 0] for result in trials if result.loss]
+        curves = [_points(result.loss) for result in trials if result.loss]
         _rounds(axes, curves, paint, "-", f"{rate:g}")
     return bool(points)
 
@@ -331,10 +338,10 @@ def _rounds(axes: Any, curves: Sequence[Sequence[tuple[float, float]]], paint: A
 
 def _median(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
     """The median of curves that share their x, as far as all of them go."""
-    return [
-        (points[0][0], statistics.median(y for _, y in points))
-        for points in zip(*curves, strict=False)
-    ]  # fmt: skip
+    middle = []
+    for points in zip(*curves, strict=False):
+        middle.append((points[0][0], statistics.median([y for _, y in points])))
+    return middle
 
 
 def _score_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
@@ -344,7 +351,7 @@ def _score_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> li
         names = []
         for name in _methods(figure, findings):
             trials = findings.chosen((name, task, findings.size(task))).values()
-            curves = [[(x, 100 * score) for x, _, score in result.evaluations] for result in trials]
+            curves = [_points(result.evaluations, 2, 100) for result in trials]
             if any(curves):
                 _rounds(axes, curves, colour(_kind(findings, name)), "-", name)
                 names.append(name)
@@ -396,7 +403,11 @@ def _label_sizes(axes: Any, findings: Findings, task: str, metric: str) -> None:
     rows = sorted({findings.rows(task, size) for size in findings.sizes(task) if findings.rows(task, size)})
     axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(rows, labels=[f"{count:,}" for count in rows], rotation=30)
+    shown: list[int] = []
+    for count in rows:
+        if not shown or count / shown[-1] > SPACED:
+            shown.append(count)
+    axes.set_xticks(shown, labels=[f"{count:,}" for count in shown])
     axes.set_xlabel("training rows")
     name = metric or findings.metric(task, findings.size(task))
     axes.set_ylabel(f"{name.replace('_', ' ')}, {findings.test_rows(task, findings.size(task)):,} test rows")
@@ -422,6 +433,7 @@ def _base_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> lis
                 axes.plot(xs, ys, marker="o", markersize=4, color=colour(study.method(name).kind), label=_short(name))
         if axes.lines:
             axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
             axes.set_xlabel("millions of parameters of the base")
             axes.set_ylabel(f"points below {figure.reference}")
             axes.axhline(0.0, color=SOFT, linestyle=(0, (3, 3)), linewidth=0.8)
@@ -485,7 +497,9 @@ def _heat_maps(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[
             points = findings.cells.get((name, task, findings.size(task)), [])
             rates = sorted({point.lr for point in points})
             batches = sorted({point.batch for point in points})
-            table = [[_dev_score(findings, points, rate, batch) for batch in batches] for rate in rates]
+            table = []
+            for rate in rates:
+                table.append([_dev_score(findings, points, rate, batch) for batch in batches])
             if any(value is not None for row in table for value in row):
                 found.append((" · ".join([task, name, findings.base]), rates, batches, table))
     known = [value for *_, table in found for row in table for value in row if value is not None]
@@ -518,7 +532,7 @@ def _heat(
     axes.set_yticks([n + 0.5 for n in range(len(rates))], labels=[f"{rate:g}" for rate in rates])
     axes.grid(visible=False)
     axes.tick_params(length=0)
-    axes.set_xlabel(f"batch size; dev score, shades from {low:.1f} to {high:.1f} in all panels")
+    axes.set_xlabel("batch size")
     axes.set_ylabel("rate")
     return Panel(title, panel, f"Dev score by rate and batch size: {title}")
 
@@ -534,6 +548,7 @@ def _dev_score(findings: Findings, points: Sequence[Point], rate: float, batch: 
 _INTERVALS = "Lines are 95% intervals of the mean from seeds and test rows; the dashed line is the majority class."
 _ZERO = "Lines are 95% intervals of the mean over seeds."
 _ROUNDS = "Thin lines are single rounds, the bold one is their median, at the chosen rate."
+_LOSSES = f"Training loss is solid, dev loss dashed. {_ROUNDS}"
 KINDS = {
     kind.name: kind
     for kind in (
@@ -541,12 +556,12 @@ KINDS = {
         FigureKind("failed", _failed_dots, "A run that ends no better than the majority class counts as failed."),
         FigureKind("gap", _gap_dots, _ZERO),
         FigureKind("spread", _spread_dots, ""),
-        FigureKind("loss", _loss_curves, _ROUNDS),
+        FigureKind("loss", _loss_curves, _LOSSES),
         FigureKind("score", _score_curves, _ROUNDS),
         FigureKind("sizes", _size_curves, _ZERO),
         FigureKind("models", _base_curves, ""),
         FigureKind("map", _maps, "All maps of the figure have one scale."),
         FigureKind("change", _change_scatter, ""),
-        FigureKind("heat", _heat_maps, ""),
+        FigureKind("heat", _heat_maps, "Dev scores; the shades of all panels have one scale."),
     )
 }

@@ -278,7 +278,8 @@ class Findings:
         if set(ran) != set(self.study.trained_tasks):
             sentences.append(f"Tasks: {', '.join(ran)} instead of {', '.join(self.study.tasks)}.")
         for text, pairs in said.items():
-            on = [task for task in ran if any(task == other for _, other in pairs)]
+            meant = {task for _, task in pairs}
+            on = [task for task in ran if task in meant]
             where = "" if on == ran else f"On {', '.join(on)}: "
             whose = _named([m for m, _ in pairs], [m for m, t in cells if t in on])
             sentences.append(f"{where}{text.removesuffix('.')}{whose}.")

@@ -41,13 +41,17 @@ class Grid:
     @property
     def cells(self) -> list[list[Cell]]:
         """The rows with every cell as a Cell."""
-        return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
+        rows = []
+        for row in self.rows:
+            rows.append([cell if isinstance(cell, Cell) else Cell(cell) for cell in row])
+        return rows
 
     def markdown(self) -> str:
         """The table in Markdown."""
         marks = ["---" if n in self.texts else "---:" for n in range(len(self.head))]
         lines = [_line([plain(name) for name in self.head]), _line(marks)]
-        lines += [_line([plain(cell.plain) for cell in row]) for row in self.cells]
+        for row in self.cells:
+            lines.append(_line([plain(cell.plain) for cell in row]))
         caption = f"{plain(self.caption)}\n\n" if self.caption else ""
         notes = "".join(f"\n{plain(note)}\n" for note in self.notes)
         return f"### {plain(self.name)}\n\n{caption}" + "\n".join(lines) + f"\n{notes}"

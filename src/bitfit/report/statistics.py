@@ -180,8 +180,9 @@ def _hartung_knapp(places: Sequence[Place], weights: Sequence[float], mean: floa
 
 def _crossed(places: Sequence[Place], weights: Sequence[float]) -> Spread | None:
     """The standard error where places of one task, and places of one base, have something in common."""
-    parts = [_between_groups(places, weights, [getattr(one, kind) for one in places]) for kind in ("task", "base")]
-    known = [part for part in parts if part is not None]
+    by_task = _between_groups(places, weights, [one.task for one in places])
+    by_base = _between_groups(places, weights, [one.base for one in places])
+    known = [part for part in (by_task, by_base) if part is not None]
     total = math.fsum(part for part, _ in known)
     if total <= 0:
         return None

@@ -177,7 +177,9 @@ def judge(study: Study, bases: Sequence[Findings], published: Sequence[Findings]
 
 
 def _judged(study: Study, bases: Sequence[Findings]) -> dict[str, tuple[Comparison, ...]]:
-    compared = {claim.id: [_compare(part, bases) for part in claim.parts] for claim in study.claims}
+    compared = {}
+    for claim in study.claims:
+        compared[claim.id] = [_compare(part, bases) for part in claim.parts]
     levels = _levels(compared)
     judged = {}
     for name, comparisons in compared.items():
@@ -240,5 +242,7 @@ def _left_out(part: Part, findings: Findings) -> list[str]:
             for name in dict.fromkeys(filter(None, (part.a, part.b, *part.pair))):
                 best = findings.choices.get((name, task, size))
                 if best is not None and findings.at_edge((name, task, size)):
-                    told.append(f"{where}: {name} chose {best[0]:g}, the edge of its rates")
+                    tried = {point.lr for point in findings.cells[name, task, size]}
+                    how = "the edge of its rates" if len(tried) > 1 else "the only rate it tried"
+                    told.append(f"{where}: {name} chose {best[0]:g}, {how}")
     return told
