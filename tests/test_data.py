@@ -183,7 +183,7 @@ BAD_FILES = {
     "JSON that is no object": ("f.jsonl", '["a"]\n', r"line 1: a JSON object is needed on every line, this is a list"),
     "half a surrogate": ("f.jsonl", '{"text": "a"}\n{"text": "\\uD800"}\n', r"line 2: half of a surrogate pair"),
     "endless JSON nesting": ("f.jsonl", "[" * 100_000, r"line 1: unusable JSON"),
-    "JSON key twice": ("f.jsonl", '{"text": "a", "text": "b"}\n', r"line 1: .*a key stands twice"),
+    "JSON key twice": ("f.jsonl", '{"text": "a", "text": "b"}\n', r"line 1: .*a key occurs twice"),
     "column twice": ("f.csv", "text,label,text\na,1,b\n", r'more than one column "text"'),
     "empty": ("f.csv", "", r"is empty"),
     "empty JSON": ("f.jsonl", "\n\n", r"has no rows"),

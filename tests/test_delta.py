@@ -131,7 +131,7 @@ def test_metadata_of_the_wrong_form_is_refused(delta, change, says):
 )
 def test_path_like_names_are_refused(name):
     data = safefile.encode({name: np.zeros(2, np.float32)}, {})
-    with pytest.raises(DeltaError, match="no parameter name"):
+    with pytest.raises(DeltaError, match="not a parameter name"):
         safefile.decode(data, "f")
 
 

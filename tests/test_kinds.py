@@ -551,7 +551,7 @@ def test_a_question_without_a_usable_answer_is_counted(tmp_path, answers, messag
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "no usable JSON"),
+        ("{", "not usable JSON"),
         ("[1]", "record 1: an object is needed here"),
         ('{"a": 1}', "not a list of records"),
         ('{"data": [{}]}', '"paragraphs" is missing'),

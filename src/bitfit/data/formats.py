@@ -1,4 +1,4 @@
-"""Files -> records: the only module that knows file formats."""
+"""Sources of rows -> records: the only module that knows file formats."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _quoting(error: str) -> str:
 
 def _ragged(found: int, header: Sequence[str], delimiter: str) -> str:
     expected = f"{len(header)} fields ({', '.join(header)}) expected, {found} found"
-    return f"{expected}; a text that contains {delimiter!r} must stand between quotes."
+    return f"{expected}; put a text that contains {delimiter!r} between quotes."
 
 
 def _unique(path: DataFile, names: list[str]) -> list[str]:
@@ -176,7 +176,7 @@ def _json_object(path: DataFile, line: int, text: str) -> dict[str, object]:
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("a key occurs twice in one object")
     return values
 
 
@@ -201,7 +201,7 @@ def _parquet_rows(path: DataFile) -> Iterator[Row]:
 
 
 def _conllu_rows(path: DataFile) -> Iterator[Row]:
-    """A record per sentence, each column a list over its words; multiword ranges and empty nodes are no words."""
+    """A record per sentence, each column a list over its words; multiword ranges and empty nodes are left out."""
     start, words = 1, list[list[str]]()
     for line, text in _lines(path):
         fields = text.rstrip("\r\n").split("\t")
@@ -266,7 +266,7 @@ def _json_document(path: DataFile) -> Any:
         whole = json.loads(raw)
         json.dumps(whole, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:  # JSON and Unicode errors are ValueErrors
-        raise DataError(f"{path} is no usable JSON: {error}.") from error
+        raise DataError(f"{path} is not usable JSON: {error}.") from error
     return whole
 
 
@@ -288,7 +288,7 @@ def _squad_rows(path: DataFile) -> Iterator[Row]:
 def _members(path: DataFile, number: int, holder: object, name: str) -> list[Any]:
     members = _table(path, number + 1, holder).get(name)
     if not isinstance(members, list):
-        raise fault(path, number + 1, f'"{name}" is missing or no list.')
+        raise fault(path, number + 1, f'"{name}" is missing or not a list.')
     return members
 
 

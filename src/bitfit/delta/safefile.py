@@ -162,7 +162,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a number in JSON")
 
 
 def _metadata(entry: object, refuse: Callable[[str], DeltaError]) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _arrays(header: dict[str, Any], data: bytes, start: int, refuse: Callable[[s
     named = NAME.fullmatch
     for name, entry in header.items():
         if len(name) > MAX_NAME or not named(name):
-            raise refuse(f"{name[:40]!r} is no parameter name")
+            raise refuse(f"{name[:40]!r} is not a parameter name")
         dtype, shape, low, high = _entry(entry, name, refuse)
         count = math.prod(shape)
         if high - low != count * dtype.itemsize or start + high > len(data):
