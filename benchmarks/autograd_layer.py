@@ -73,15 +73,15 @@ def call(layer: Layer, x: Tensor) -> Tensor:
     """The layer, every operation recorded by autograd."""
     layout, width = layer.layout, x.shape[1]
     residual, queries = x, None
-    if layer.asking is not None:
+    if layer.queries is not None:
         residual = x.index_select(0, layout.first)
-        queries = linear(residual, layer.asking).index_select(0, layout.order)
-    places = linear(x, layer.sides).view(-1, width // layer.attention.heads).index_select(0, layer.places.take)
+        queries = linear(residual, layer.queries).index_select(0, layout.order)
+    places = linear(x, layer.qkv).view(-1, width // layer.attention.heads).index_select(0, layer.places.take)
     mixed = attend(layer.attention, places, queries)
-    if layer.asking is not None:
+    if layer.queries is not None:
         mixed = mixed.view(-1, width).index_select(0, layout.rank)
     else:
-        mixed = mixed.index_select(0, layer.one.give).view(-1, width)
+        mixed = mixed.index_select(0, layer.single.give).view(-1, width)
     middle = norm(residual + drop(linear(mixed, layer.m1), layer.keys[0], layer.p), layer.LN1)
     inner = layer.activation(linear(middle, layer.m2))
     return norm(middle + drop(linear(inner, layer.m3), layer.keys[1], layer.p), layer.LN2)

@@ -1,6 +1,6 @@
 """Dropout whose masks are a pure function of who is asking, so that they can be replayed anywhere.
 
-A mask depends on the lane's stream, the dropout site (the how-manieth of the forward pass), the row in the lane, the
+A mask depends on the lane's stream, the dropout site (its ordinal in the forward pass), the row in the lane, the
 position and the feature; in attention on the head, the query and the key. It does not depend on other lanes, on padding
 or on how a batch is laid out. It is the outer product of a key per token and a key per feature, wrapped to 32 bits and
 compared with a threshold: one multiplication and one comparison per element, and the backward replays it from the keys.
