@@ -4,7 +4,7 @@
 #
 #   results/evidence.sh --hours 2            run for two hours, then stop at a checkpoint
 #   results/evidence.sh --list               print the steps
-#   results/evidence.sh --hours 2 core tiny  only these parts: core tiny low rest
+#   results/evidence.sh --hours 2 core tiny  only these parts: core tiny low rest more
 #   touch /tmp/bitfit-pause                  pause, also within a step; remove the file to go on
 #
 # BITFIT_DATA is the folder of the data, BITFIT_MODELS the folder of the bases (bert-tiny, bert-mini,
@@ -29,7 +29,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-[ ${#parts[@]} -gt 0 ] || parts=(core tiny low rest)
+[ ${#parts[@]} -gt 0 ] || parts=(core tiny low rest more)
 deadline=$(awk "BEGIN { print int($SECONDS + $hours * 3600) }")
 
 reports() { $bitfit study report --all --results "$here" >/dev/null; }
@@ -75,9 +75,6 @@ core() {
   for base in $tiny $mini $l3; do
     for task in stsb mrpc qnli; do run core --base "$base" --tasks "$task" "${same[@]}"; done
   done
-  for task in trec sst2; do run core --base $e5 --tasks "$task" "${same[@]}"; done
-  for task in stsb mrpc; do run core --base $l6 --tasks "$task" "${same[@]}"; done
-  for task in trec cola; do run core --base $distil --tasks "$task" "${same[@]}"; done
   # Studies of the papers on the same trials; what they add is small.
   for base in $tiny $mini $l3; do
     for study in bitfit-table1 bitfit-table2 bitfit-gap bitfit-maps bitfit-table3 plus-figure7 plus-change plus-maps; do
@@ -129,8 +126,15 @@ rest() {
   run plus-terms --base $tiny --tasks sst2 "${same[@]}"
 }
 
+more() { # the core comparison on larger bases
+  local task
+  for task in trec sst2; do run core --base $e5 --tasks "$task" "${same[@]}"; done
+  for task in stsb mrpc; do run core --base $l6 --tasks "$task" "${same[@]}"; done
+  for task in trec cola; do run core --base $distil --tasks "$task" "${same[@]}"; done
+}
+
 for part in "${parts[@]}"; do
-  declare -F "$part" >/dev/null || { echo "no part \"$part\": core tiny low rest"; exit 2; }
+  declare -F "$part" >/dev/null || { echo "no part \"$part\": core tiny low rest more"; exit 2; }
   "$part"
   [ -n "$list" ] || reports
 done
