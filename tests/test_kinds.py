@@ -223,6 +223,18 @@ def test_label_sets_may_be_lists_or_columns(several, tmp_path, form):
     )
 
 
+@pytest.mark.filterwarnings("ignore:micro_f1")
+def test_labels_may_be_separated_by_any_text(base, several, tmp_path):
+    path = tmp_path / "s.csv"
+    path.write_text(several.read_text().replace("|", " / "))
+    best = train(path, base, separator=" / ", **QUICK).best.delta
+    best.save(tmp_path / "d.safetensors")
+    assert best.meta.task == "multilabel" and best.meta.labels == ("ADJ", "NOUN")
+    assert Predictor(tmp_path / "d.safetensors", base).evaluate(path)[0] == 48
+    with pytest.raises(UsageError, match="--separator /: classification has one label per row"):
+        train(path, base, separator="/", task="classification", **QUICK)
+
+
 @pytest.mark.parametrize("answers", [["fine"], "fine", {"text": ["fine"], "answer_start": [62]}, [{"text": "fine"}]])
 def test_answers_may_be_written_in_several_ways(tmp_path, answers):
     path = tmp_path / "q.jsonl"

@@ -27,6 +27,7 @@ TRAIN_GROUPS = {
         "text_pair",
         "label",
         "data",
+        "separator",
         "encoding",
         "train_size",
         "data_seed",
@@ -81,7 +82,7 @@ def parser() -> Parser:
     top.add_argument("--version", action="version", version=f"bitfit {__version__}")
     commands = top.add_commands("command", "COMMAND")
     for name, (text, add) in COMMANDS.items():
-        add(commands.add_parser(name, help=text, description=text))
+        add(commands.add_parser(name, help=text.replace("%", "%%"), description=text))
     return top
 
 
@@ -269,7 +270,7 @@ COMMANDS: dict[str, tuple[str, Any]] = {
     "demo": ("real MiniLM weights on real movie reviews: train, compare, use", _demo),
     "train": ("train a delta on a labelled file; several rates, batch sizes or seeds make several trials", _train),
     "predict": ("answer texts, or every row of a file", _predict),
-    "evaluate": ("score a delta on a labelled file: every metric with its 95%% interval", _evaluate),
+    "evaluate": ("score a delta on a labelled file: every metric with its 95% interval", _evaluate),
     "count": ("count parameters by term; encoder, embeddings, pooler and head are listed apart", _count),
     "inspect": ("show what a delta is and which terms it changed most", _inspect),
     "export": ("write a plain transformers folder with the delta merged in, and a model card", _export),

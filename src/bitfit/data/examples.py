@@ -27,6 +27,7 @@ class Columns:
     text_pair: str | None = None
     label: str | None = None
     numbered: bool = False
+    separator: str | None = None  # between several labels in a cell; None: | or ;
 
 
 @dataclass(frozen=True)

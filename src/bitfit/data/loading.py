@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError
+from ..errors import DataError, UsageError
 from .columns import Sample, is_missing
 from .examples import Columns as Columns
 from .examples import Dataset as Dataset
@@ -21,6 +21,7 @@ from .examples import Kind as Kind
 from .formats import ENDINGS, existing, format_of
 from .formats import rows as rows
 from .readers import all_readers, reader_of
+from .readers.multilabel import LabelSets
 from .readers.texts import Classes, class_name, infer_kind
 from .source import DataFile, Records, RowSource, StrPath, extension, plain_name, source_of
 from .splits import split, subset
@@ -153,18 +154,21 @@ def read(
     text_pair: str | None = None,
     label: str | None = None,
     labels: Sequence[str] = (),
+    separator: str | None = None,
     sample: Sample | None = None,
 ) -> Published:
     """Read the training file of a data set.
 
     `task` is the kind of task; without it the file's format, columns and labels tell. `labels` are those of a named
-    task, which files may also give by number. `sample` holds the first rows of the training file, if they were read
-    before.
+    task, which files may also give by number. `separator` stands between several labels of a row. `sample` holds the
+    first rows of the training file, if they were read before.
     """
     sample = sample or Sample.of(files.train)
-    kind = task or suggest_kind(sample, label)
+    kind = task or (LabelSets.kind if separator else suggest_kind(sample, label))
+    if separator and kind != LabelSets.kind:
+        raise UsageError(f"--separator {separator}: {kind} has one label per row; remove --separator or --task {kind}")
     columns = find_columns_of(kind, sample, text=text, text_pair=text_pair, label=label)
-    columns = replace(columns, numbered=bool(labels))
+    columns = replace(columns, numbered=bool(labels), separator=separator)
     _require_label(sample, columns)
     table = reader_of(kind or Classes.kind).read(sample, columns)
     kind, reasons = (kind, []) if kind else infer_kind(table)

@@ -98,6 +98,7 @@ def read(
     folder: StrPath | None = None,
     encoding: str | None = None,
     task: str | None = None,
+    separator: str | None = None,
     **columns: str | None,
 ) -> Source:
     """Find and read the training file of a path or a named task. `Files` were found before, or are data in memory."""
@@ -115,6 +116,7 @@ def read(
         text=found.get("text"),
         text_pair=found.get("text_pair"),
         label=found.get("label"),
+        separator=separator,
         sample=sample,
     )
     return Source(published, follows, tuple(notes))

@@ -166,6 +166,8 @@ class Meta:
         """The metadata as the file holds it."""
         table = asdict(self)
         del table["columns"]["numbered"]  # how files were read, not what they hold
+        if self.columns.separator is None:
+            del table["columns"]["separator"]  # so that files are the same as before there was one
         if self.trial is None:
             table["trial"] = {}
         return table

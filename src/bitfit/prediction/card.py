@@ -36,7 +36,7 @@ def card(delta: Delta, base: Base, task: Task, exported: Exported) -> str:
 
 {what}
 Selection `{_plain(meta.select)}`, head `{meta.head}`: {share} were trained; everything else is the base's own.
-Dev {meta.metric} {score.value:.4f} (95% interval {score.low:.4f} to {score.high:.4f}).
+Dev {meta.metric} {100 * score.value:.1f} (95% interval {100 * score.low:.1f} to {100 * score.high:.1f}).
 {cut}
 {_folded(delta)}{_differences(exported)}
 ## Use

@@ -95,7 +95,8 @@ class Predictor:
         task = self.task if positive is None else self.task.with_positive(positive)
         sample = Sample.of(found)
         by_number = named is not None or self.delta.meta.name is not None
-        columns = replace(self.columns_in(sample, True, **given), numbered=by_number)
+        columns = self.columns_in(sample, True, **given)
+        columns = replace(columns, numbered=by_number, separator=self.columns.separator)
         examples, notes = loading.load_labelled(sample, columns, task.kind, task.labels)
         encoder = self._host.encoder(self._resident)
         reading = Reading(task.encode(encoder, examples), examples)

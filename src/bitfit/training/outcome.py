@@ -70,7 +70,7 @@ def describe(
         positive=job.task.positive,
         center=job.task.center,
         spread=job.task.spread,
-        columns=Columns(columns.text, columns.text_pair, columns.label),
+        columns=Columns(columns.text, columns.text_pair, columns.label, separator=columns.separator),
         max_length=trial.max_length,
         stride=trial.stride,
         metric=trial.metric,

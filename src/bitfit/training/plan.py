@@ -91,6 +91,7 @@ class Plan:
     text: str | None = _option(None, "text column (recognised)")
     text_pair: str | None = _option(None, "second text column; a question's context")
     label: str | None = _option(None, "label column; several 0/1 columns, comma-separated, are a multilabel task")
+    separator: str | None = _option(None, "what stands between several labels of a row (| or ;); implies multilabel")
     lanes: int | None = _option(None, "most trials trained together", int)
     threads: int | None = _option(None, "CPU threads; the same number gives the same bits", int)
     device: str = _option("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
@@ -179,6 +180,7 @@ class SharedOptions(TypedDict, total=False):
     text: str | None
     text_pair: str | None
     label: str | None
+    separator: str | None
     lanes: int | None
     threads: int | None
     device: str

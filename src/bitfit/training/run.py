@@ -276,6 +276,7 @@ def _read(source: StrPath | Files, plan: Plan, size: int | None) -> tuple[Datase
         text=plan.text,
         text_pair=plan.text_pair,
         label=plan.label,
+        separator=plan.separator or None,
     )
 
 

@@ -50,12 +50,19 @@ class LabelSets(TextReader):
                 raise DataError(f'{sample.path} has no column "{name}".{suggest(name, sample.names)}')
         return several
 
-    def label_of(self, path: RowSource, line: int, values: dict[str, object], names: Sequence[str]) -> object | None:
+    def label_of(
+        self,
+        path: RowSource,
+        line: int,
+        values: dict[str, object],
+        names: Sequence[str],
+        separator: str | None,
+    ) -> object | None:
         """The labels of a record; an empty cell has none, which is a label set too, but a missing one is unlabelled."""
         if len(names) > 1:
             return _chosen_columns(path, line, values, names)
         cell = values.get(names[0]) if names else None
-        return None if cell is None else label_set(path, line, cell)
+        return None if cell is None else label_set(path, line, cell, separator)
 
     def label_names(self, table: Table) -> tuple[str, ...]:
         """All labels, sorted."""
@@ -76,9 +83,12 @@ class LabelSets(TextReader):
         return Examples(table.texts, table.pairs, sets, table.lines)
 
 
-def label_set(path: RowSource, line: int, cell: object) -> tuple[str, ...]:
-    """The labels of a cell: a list, or names between | or ;."""
-    parts = cell if isinstance(cell, list | tuple) else SEPARATOR.split(str(cell))
+def label_set(path: RowSource, line: int, cell: object, separator: str | None = None) -> tuple[str, ...]:
+    """The labels of a cell: a list, or names between separators (| or ; if none is given)."""
+    if isinstance(cell, list | tuple):
+        parts: Sequence[object] = cell
+    else:
+        parts = SEPARATOR.split(str(cell)) if separator is None else str(cell).split(separator)
     if not all(isinstance(part, str | int) for part in parts):
         raise fault(path, line, "a list of labels holds something that is neither a text nor a whole number.")
     names = (str(part).strip() for part in parts)

@@ -41,7 +41,7 @@ class TextReader(Reader):
             if not text.strip() or (pair is not None and not pair.strip()):
                 empty.append(line)
                 continue
-            label = self.label_of(path, line, values, names)
+            label = self.label_of(path, line, values, names, columns.separator)
             if label is None:
                 unlabelled.append(line)
             else:
@@ -58,14 +58,28 @@ class TextReader(Reader):
             yield line, *texts_of(path, line, values, columns)
 
     @abstractmethod
-    def label_of(self, path: RowSource, line: int, values: dict[str, object], names: Sequence[str]) -> object | None:
+    def label_of(
+        self,
+        path: RowSource,
+        line: int,
+        values: dict[str, object],
+        names: Sequence[str],
+        separator: str | None,
+    ) -> object | None:
         """The label of a record as it stands in its label columns; None if there is none."""
 
 
 class ScalarReader(TextReader):
     """The label is one word or number."""
 
-    def label_of(self, path: RowSource, line: int, values: dict[str, object], names: Sequence[str]) -> object | None:
+    def label_of(
+        self,
+        path: RowSource,
+        line: int,
+        values: dict[str, object],
+        names: Sequence[str],
+        separator: str | None,
+    ) -> object | None:
         """The cell, if it is not empty and no list."""
         label = values.get(names[0]) if names else None
         if isinstance(label, list | tuple | dict | bytes):
