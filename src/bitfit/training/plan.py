@@ -157,9 +157,9 @@ class SharedOptions(TypedDict, total=False):
     init: str
     pool: str
     lr: Sequence[float] | float | None
-    batch: Sequence[int] | int
-    seed: Sequence[int] | int
-    epochs: int
+    batch: Sequence[int] | int | None
+    seed: Sequence[int] | int | None
+    epochs: int | None
     recipe: str
     evals_per_epoch: int | None
     schedule: str
