@@ -273,3 +273,17 @@ def test_json_and_suspects_tell_the_story(base, folders, csv_file, tmp_path, cap
     assert [int(row["line"]) for row in csv.DictReader(suspects.read_text().splitlines())] == [
         row["line"] for row in shown["story"]["suspects"]
     ]
+
+
+def test_studies_solve_the_head_of_a_frozen_base_whatever_the_rate(base, csv_file):
+    from bitfit.training.checkpoint import Store
+    from bitfit.training.run import prepare, run_pass
+
+    plan = Plan(select="none", recipe="plain", lr=[1e-5, 1e-2], epochs=1)
+    job, trials = prepare(csv_file, base, plan, lambda _: None)
+    scored = {"train": job.train_sample}
+    found = run_pass(job, trials, 0, Store(None, ""), lambda *_: None, lambda _: None, scored, solve_frozen=True)
+    heads = [outcome.delta.tensors["head.classifier.weight"] for outcome in found]
+    assert np.array_equal(*heads)
+    assert {outcome.delta.meta.trial.best_step for outcome in found} == {0}
+    assert found[0].scores["train"]["accuracy"].value > 0.6

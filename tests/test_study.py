@@ -334,7 +334,7 @@ def test_a_stop_at_any_moment_ends_with_the_same_results(tiny, tmp_path):
     def stop_sometimes(work, *_):
         nonlocal steps
         steps += 1
-        if steps % 4 == 0:
+        if steps % 2 == 0:
             passes.workspace(work.opening.base).open(work.opening).job.stop.requested = True
 
     while True:
@@ -345,7 +345,7 @@ def test_a_stop_at_any_moment_ends_with_the_same_results(tiny, tmp_path):
             break
         except Interrupted:
             stops += 1
-    assert stops > 2
+    assert stops > 1
     assert outcomes(tmp_path / "cut") == outcomes(tmp_path / "whole")
 
 

@@ -54,12 +54,12 @@ def demo(folder: Path) -> None:
     show.out.print(f"{base.name}, frozen, on Rotten Tomatoes reviews ({source}):\n{counts} rows\n")
     study = spec.read(STUDY)
     delta = folder / "reviews.safetensors"
-    lines = [_majority_line(dataset)]
+    lines = [_majority_line(dataset), _linear_line(dataset, base)]
     runs = []
     for method in study.methods:
         run, seconds = _train(method, study.protocol, dataset, base, delta if method.name == KEPT else None)
         runs.append((run, seconds))
-        lines.append(_line(method, run, seconds))
+        lines.append(_line(method.name, run, seconds))
     columns = ["", "test accuracy", "95% interval", "trained", "of model", "file", "time"]
     show.out.print(show.table(columns, lines))
     show.out.print(f"\n{delta} holds the {KEPT} row. Its answers to new sentences:\n")
@@ -142,13 +142,20 @@ def _train(method: Method, protocol: Protocol, dataset: Dataset, base: Base, out
     return run, time.monotonic() - began
 
 
-def _line(method: Method, run: Run, seconds: float) -> tuple[str, ...]:
+def _linear_line(dataset: Dataset, base: Base) -> tuple[str, ...]:
+    """The head alone, solved on the frozen embeddings with its regularisation cross-validated."""
+    began = time.monotonic()
+    run = train(dataset, base, select="none")
+    return _line("logistic regression", run, time.monotonic() - began)
+
+
+def _line(name: str, run: Run, seconds: float) -> tuple[str, ...]:
     delta = run.best.delta
     assert delta is not None
     trained, total = delta.meta.trained, delta.meta.total
     size = show.size(len(delta.encode()))
     score = run.best.scores["test"]["accuracy"]
-    return method.name, *show.score_cells(score), f"{trained:,}", f"{trained / total:.3%}", size, show.seconds(seconds)
+    return name, *show.score_cells(score), f"{trained:,}", f"{trained / total:.3%}", size, show.seconds(seconds)
 
 
 def _use(path: Path, base: Base) -> None:

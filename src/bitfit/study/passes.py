@@ -126,7 +126,7 @@ def perform(work: Pass, watch: Watch) -> list[Result]:
     with threads(work.threads), job.stop.listening(), torch.random.fork_rng(devices=[]):
         trials = resolve_trials(job.base, work.trials)
         scored = {"train": job.train_sample, **job.tests}
-        outcomes = run_pass(job, trials, 0, store, watch, lambda _: None, scored)
+        outcomes = run_pass(job, trials, 0, store, watch, lambda _: None, scored, solve_frozen=True)
         share = 1 / len(outcomes)
         cost = {"seconds": (time.monotonic() - began) * share, "memory": peak_memory(), "work": work.work * share}
         facts = _facts(job, cost)

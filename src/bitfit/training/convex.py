@@ -18,6 +18,7 @@ from torch import Tensor
 from ..arrays import Array
 from ..bank.bank import Bank
 from ..bank.lanes import Lane, lane_to_train
+from ..data.splits import folds
 from ..model.anatomy import HEAD
 from ..model.resolution import Resolution
 from ..model.rows import Rows
@@ -30,6 +31,8 @@ from .job import Job, Part
 STRENGTHS = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4)  # of the penalty, the strongest first
 WORSE = 2  # strengths in a row that are worse than the best end the search
 ITERATIONS = 100
+FOLDS = 4
+MOST_OUTPUTS = 20_000  # rows of outputs that a head is solved on; more do not move it
 BIAS_PENALTY = 1e-4  # holds the bias of a class that a fold lacks
 SMALL = 0.2  # the spread of the outputs of a head that training starts from
 
@@ -160,6 +163,42 @@ class Solution:
     strength: float
     loss: float  # on held-out rows
     predicted: Array  # outputs for held-out rows, each by a head that has not seen it; zeros for others
+
+
+def sampled(part: Part, by_token: bool) -> Array:
+    """The examples that a head is solved on: all, or a seeded draw with at most MOST_OUTPUTS rows of outputs."""
+    weights = part.rows.lengths if by_token else None
+    counts = np.bincount(part.encoded.owner, weights, len(part.examples))
+    order: Array = np.random.default_rng(0).permutation(len(counts))
+    fitting = np.cumsum(counts[order]) <= MOST_OUTPUTS
+    return np.sort(order[fitting])
+
+
+def taken(part: Part, examples: Array, by_token: bool) -> Part:
+    """Some examples of a part, numbered anew."""
+    rows = part.encoded.rows_of(examples)
+    places = torch.from_numpy(part.rows.tokens(rows) if by_token else rows)
+    return Part(part.examples.take(examples.tolist()), part.encoded.take(examples), part.targets[places])
+
+
+def solved_head(job: Job, resolution: Resolution, inject: str, seed: int) -> dict[str, Tensor]:
+    """The tensors of the last layer of a head solved on the training rows, its strength cross-validated."""
+    model = Model(job.base, job.task.outputs, resolution.pool, inject)
+    by_token = model.pool == "tokens"
+    part = taken(job.train, sampled(job.train, by_token), by_token)
+    states = head_states(job, part, resolution, inject, seed)
+    rows = np.arange(len(part))
+    splits = []
+    for fold in folds(part.examples, job.task.kind, FOLDS, seed):
+        held = part.encoded.rows_of(np.array(fold))
+        splits.append((np.setdiff1d(rows, held), held))
+    return tensors_of(output_layer(model), cross_validated(job, states, splits).head, states)
+
+
+def tensors_of(layer: str, head: Linear, states: States) -> dict[str, Tensor]:
+    """A head as the tensors of a layer."""
+    weight, bias = head.raw(states)
+    return {f"{layer}.weight": weight, f"{layer}.bias": bias}
 
 
 def cross_validated(job: Job, states: States, splits: Sequence[tuple[Array, Array]]) -> Solution:

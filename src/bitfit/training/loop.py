@@ -221,6 +221,14 @@ def fit(
     checkpoint(store, number, step, runners)
 
 
+def settle(job: Job, runners: list[Runner], part: int, store: Store) -> None:
+    """Evaluate lanes that need no training once, and end them."""
+    evaluate_lanes(job, runners, 0, {0})
+    for runner in runners:
+        runner.finish(0)
+    checkpoint(store, part, 0, runners)
+
+
 def lane_losses(job: Job, runners: list[Runner], step: int) -> list[Tensor]:
     """Each lane's loss on its own batch of this step, under its own dropout stream."""
     train, bank = job.train, runners[0].bank

@@ -29,21 +29,30 @@ from ..errors import Diverged
 from ..model.task_model import Model
 from .calibration import Held, calibration_error, shifted, temperature, threshold
 from .checkpoint import Store
-from .convex import Linear, cross_validated, head_states, output_layer, solve, with_values
+from .convex import (
+    FOLDS,
+    Linear,
+    cross_validated,
+    head_states,
+    output_layer,
+    sampled,
+    solve,
+    taken,
+    tensors_of,
+    with_values,
+)
 from .evaluation import outputs
 from .explain import Calibration, Candidate, Story, class_scores, confusions, learning_curve, suspects
 from .history import History
-from .job import Job, Part, encode_part
+from .job import Job, encode_part
 from .loop import Runner, Watch, fit, steps_per_epoch
 from .outcome import Outcome, Scores, describe
 from .plan import FEW, Trial
 from .resolved import Resolved, passes
 
-FOLDS = 4
 AVERAGED = 2  # trainings whose values are averaged, with few rows
 START = 10.0  # the penalty that gives the direction a training starts from
 DROPPED_AFTER = 0.4  # of a search of three rates or more, when the worst one ends
-MOST_OUTPUTS = 20_000  # rows of outputs that the head alone is solved on; more do not move it
 MARGIN = 0.5  # standard errors by which the head alone must beat training to be delivered
 TOO_FEW = 30  # held-out rows, to say that the head alone is better
 FROZEN = "the head alone, solved on the frozen base"
@@ -132,23 +141,12 @@ class _Recipe:
     def solve_head(self) -> None:
         """Solve the head on the frozen base, with cross-validation."""
         first = self.trials[0]
-        self.sample = self._sample()
-        encoded = self.whole.encoded.take(self.sample)
-        examples = self.whole.examples.take(self.sample.tolist())
-        places = torch.from_numpy(self._places(self.sample))
-        self.sampled = Part(examples, encoded, self.whole.targets[places])
+        by_token = self.model.pool == "tokens"
+        self.sample = sampled(self.whole, by_token)
+        self.sampled = taken(self.whole, self.sample, by_token)
         self.states = head_states(self.job, self.sampled, first.resolution, first.trial.inject, first.trial.seed)
         self.row_splits = [(self._sampled_rows(split.train), self._sampled_rows(split.held)) for split in self.splits]
         self.solution = cross_validated(self.job, self.states, self.row_splits)
-
-    def _sample(self) -> Array:
-        """The examples that the head alone is solved on: all, or as many as MOST_OUTPUTS allows."""
-        counts = np.bincount(self.whole.encoded.owner, minlength=len(self.whole.examples))
-        if self.model.pool == "tokens":
-            counts = np.bincount(self.whole.encoded.owner, self.whole.rows.lengths, len(self.whole.examples))
-        order: Array = np.random.default_rng(0).permutation(len(counts))
-        fitting = np.cumsum(counts[order]) <= MOST_OUTPUTS
-        return np.sort(order[fitting])
 
     def _sampled_rows(self, examples: Array) -> Array:
         inside = np.searchsorted(self.sample, examples[np.isin(examples, self.sample)])
@@ -167,8 +165,7 @@ class _Recipe:
         return self._tensors(self.heads[number])
 
     def _tensors(self, head: Linear) -> dict[str, Tensor]:
-        weight, bias = head.raw(self.states)
-        return {f"{self.layer}.weight": weight, f"{self.layer}.bias": bias}
+        return tensors_of(self.layer, head, self.states)
 
     # ---- the search
 

@@ -32,11 +32,12 @@ from . import recipe
 from .calibration import is_rare
 from .checkpoint import SECONDS, Store
 from .compute import threads
+from .convex import solved_head, with_values
 from .evaluation import score_lanes
 from .explain import Story
 from .history import TrainScore
 from .job import Job, Note, Part, open_job
-from .loop import Runner, Watch, fit
+from .loop import Runner, Watch, fit, settle
 from .outcome import Outcome, Scores, describe
 from .plan import Plan, PlanOptions, SharedOptions, Trial, follows_recipe, several
 from .resolved import Resolved, passes, resolve_plan
@@ -288,20 +289,40 @@ def run_pass(
     watch: Watch,
     note: Note,
     scored: Mapping[str, Part],
+    solve_frozen: bool = False,
 ) -> list[Outcome]:
-    """Train the trials of one pass as the lanes of one bank; `scored` are the parts to score beside dev."""
+    """Train the trials of one pass as the lanes of one bank; `scored` are the parts to score beside dev.
+
+    With `solve_frozen` a head on a frozen base is solved instead of trained: it has one best solution.
+    """
     first = group[0].trial
     model = Model(job.base, job.task.outputs, first.pool, first.inject)
     if part == 0:
         _remark(first, group[0].resolution.selection, model, note)
     lanes = [_lane(model, resolved) for resolved in group]
+    solved = solve_frozen and first.head == "full" and not any(each.resolution.selection for each in group)
+    if solved:
+        lanes = _solved(job, group, lanes)
     if not all(lane.trained for lane in lanes):
         raise UsageError(f"--select {first.select} --head {first.head}: nothing is left to train")
     bank = Bank(model, lanes, first.prefix_dropout)
     job = job.with_prefix(bank)
     runners = [Runner(resolved.trial, bank, k) for k, resolved in enumerate(group)]
-    fit(job, runners, part, store, watch)
+    if solved:
+        settle(job, runners, part, store)
+    else:
+        fit(job, runners, part, store, watch)
     return finish(job, model, runners, scored)
+
+
+def _solved(job: Job, group: list[Resolved], lanes: list[Lane]) -> list[Lane]:
+    """The lanes with solved heads; below the last layer a head may depend on the seed."""
+    heads: dict[int, dict[str, torch.Tensor]] = {}
+    for resolved in group:
+        seed = resolved.trial.seed
+        if seed not in heads:
+            heads[seed] = solved_head(job, resolved.resolution, resolved.trial.inject, seed)
+    return [with_values(lane, heads[resolved.trial.seed]) for lane, resolved in zip(lanes, group, strict=True)]
 
 
 def _lane(model: Model, resolved: Resolved) -> Lane:
