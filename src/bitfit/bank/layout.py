@@ -112,7 +112,8 @@ class Layout:
     def heads(self, heads: int, sides: int) -> Heads:
         """The places of `sides` vectors (of queries, keys, values) of each head."""
         device = self.ids.device
-        texts, widths = (np.array([getattr(group, of) for group in self.groups]) for of in ("texts", "width"))
+        texts = np.array([group.texts for group in self.groups])
+        widths = np.array([group.width for group in self.groups])
         sizes = texts * widths
         group = np.repeat(np.arange(len(sizes)), sizes)
         before = (np.cumsum(sizes) - sizes)[group]

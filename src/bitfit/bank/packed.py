@@ -175,7 +175,7 @@ class Packed:
         assert states is not None
         counts = [model.output_count(own) for model, own in zip(models, rows, strict=True)]
         seen = torch.split_with_sizes(states, counts)
-        heads = [{name: lane.tensors[name] for name in lane.tensors.keys() - self.inner} for lane in lanes]
+        heads = [self._head_tensors(lane) for lane in lanes]
         if streams is not None:  # a lane's dropout counts its own rows, so each head runs alone
             return [self._head(*each) for each in zip(models, heads, seen, streams, strict=True)]
         out: dict[int, Tensor] = {}
@@ -205,6 +205,10 @@ class Packed:
         """How many places of dropout lie before a layer."""
         return 1 + layers * (3 if self.m1_dropout else 2)
 
+    def _head_tensors(self, lane: LaneTensors) -> dict[str, Tensor]:
+        """What a lane has that is not part of the encoder."""
+        return {name: tensor for name, tensor in lane.tensors.items() if name not in self.inner}
+
     def _head(self, model: Model, head: Mapping[str, Tensor], states: Tensor, stream: int | None) -> Tensor:
         with model.swapped(head), nullcontext() if stream is None else Keyed(stream, self._sites(self.layers)):
             return model.classify(states)
@@ -215,7 +219,10 @@ class Packed:
         linear = all(isinstance(module, nn.Linear) for name in names for module, _ in model.places[name])
         if len(heads) == 1 or not linear:
             return [self._head(model, head, own, None) for head, own in zip(heads, texts, strict=True)]
-        stacks = {name: torch.stack([head.get(name, model.original(name)) for head in heads]) for name in names}
+        stacks = {}
+        for name in names:
+            original = model.original(name)
+            stacks[name] = torch.stack([head.get(name, original) for head in heads])
         segments = Segments.of([len(own) for own in texts], texts[0].device)
         with model.swapped(stacks), _ByLane(segments):
             return segments.split(model.classify(torch.cat(list(texts))))

@@ -73,10 +73,14 @@ def evaluation(found: Any) -> dict[str, Any]:
         "metrics": _values(found.scores),
         "interval": {metric: [score.low, score.high] for metric, score in found.scores.items()},
         "positive": found.task.positive,
-        "by_class": {row.label: {key: getattr(row, key) for key in BY_CLASS} for row in found.by_class},
+        "by_class": {row.label: _class_scores(row) for row in found.by_class},
         "confusion": found.confusion,
         "wrong": len(found.errors),
     }
+
+
+def _class_scores(row: Any) -> dict[str, Any]:
+    return {key: getattr(row, key) for key in BY_CLASS}
 
 
 def inspection(delta: Any, size: int) -> dict[str, Any]:

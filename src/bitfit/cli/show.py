@@ -171,7 +171,10 @@ def evaluation(found: Any, source: str) -> None:
 
 
 def _confusion(found: Any) -> list[list[str]]:
-    return [[label, *(f"{count:,}" for count in row)] for label, row in zip(found.labels, found.confusion, strict=True)]
+    rows = []
+    for label, counts in zip(found.labels, found.confusion, strict=True):
+        rows.append([label, *(f"{count:,}" for count in counts)])
+    return rows
 
 
 def counted(count: int, what: str) -> str:

@@ -52,13 +52,19 @@ def describe(args: argparse.Namespace) -> Any:
     show.out.print(f"{count:,} trials, about {duration(seconds)} of one slow core as the paper did it\n")
     show.out.print(show.table(["protocol", ""], report.facts(study), left=2))
     for table in study.tables:
-        rows = [(row.label, *(row.texts or tuple("-" if n is None else f"{n.value:g}" for n in row.numbers)))
-                for row in table.rows if row.values or row.texts]  # fmt: skip
+        rows = [(row.label, *_published_cells(row)) for row in table.rows if row.values or row.texts]
         show.out.print()
         show.out.print(show.table(["", *table.columns], rows, f"{table.name} (published)"))
     show.out.print()
     show.out.print(show.table(["claim", ""], [(claim.id, claim.text) for claim in study.claims], left=2))
     return None
+
+
+def _published_cells(row: spec.Row) -> tuple[str, ...]:
+    """What a row of a paper's table prints."""
+    if row.texts:
+        return row.texts
+    return tuple("-" if number is None else f"{number.value:g}" for number in row.numbers)
 
 
 def report(args: argparse.Namespace) -> Any:

@@ -59,9 +59,11 @@ class Examples:
     def take(self, indices: Iterable[int]) -> Examples:
         """The examples at these indices, in this order."""
         indices = list(indices)
+        texts = [self.texts[i] for i in indices]
         pairs = None if self.pairs is None else [self.pairs[i] for i in indices]
-        labels, lines = ([column[i] for i in indices] if column else [] for column in (self.labels, self.lines))
-        return Examples([self.texts[i] for i in indices], pairs, labels, lines)
+        labels = [self.labels[i] for i in indices] if self.labels else []
+        lines = [self.lines[i] for i in indices] if self.lines else []
+        return Examples(texts, pairs, labels, lines)
 
     def __add__(self, other: Examples) -> Examples:
         """These examples and those after them."""

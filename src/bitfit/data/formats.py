@@ -222,7 +222,10 @@ def _conllu_rows(path: DataFile) -> Iterator[Row]:
 
 
 def _sentence(line: int, words: list[list[str]], names: Sequence[str] = CONLLU) -> Row:
-    return Row(line, {name: [fields[i] for fields in words] for i, name in enumerate(names)})
+    columns: dict[str, object] = {}
+    for i, name in enumerate(names):
+        columns[name] = [fields[i] for fields in words]
+    return Row(line, columns)
 
 
 def _conll_rows(path: DataFile) -> Iterator[Row]:

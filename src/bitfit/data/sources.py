@@ -237,8 +237,12 @@ def local(task: NamedTask, folder: StrPath | None = None) -> Place | None:
 
 def _splits_in(folder: Path, task: NamedTask) -> dict[str, Path]:
     there = loading.by_stem(folder)
-    found = {split: loading.one_of(there, [name.lower() for name in names]) for split, names in task.splits.items()}
-    return {split: file for split, file in found.items() if file is not None}
+    found = {}
+    for split, names in task.splits.items():
+        file = loading.one_of(there, [name.lower() for name in names])
+        if file is not None:
+            found[split] = file
+    return found
 
 
 def find(task: NamedTask, folder: StrPath | None = None) -> Place:
@@ -327,4 +331,7 @@ def _plain_rows(split: Any) -> Iterator[dict[str, Any]]:
         if hasattr(getattr(feature, "feature", None), "names")
     }
     for row in split:
-        yield {key: [names[key][i] for i in value] if key in names else value for key, value in row.items()}
+        plain = dict(row)
+        for column, known in names.items():
+            plain[column] = [known[number] for number in row[column]]
+        yield plain

@@ -62,7 +62,8 @@ def subset(examples: Examples, kind: Kind, size: int, seed: int) -> list[int]:
     rng = random.Random(f"subset {seed}")
     for pool in pools:
         rng.shuffle(pool)
-    return sorted(pools[k].pop() for k in islice(_interleaved([len(pool) for pool in pools]), size))
+    turns = islice(_interleaved([len(pool) for pool in pools]), size)
+    return sorted(pools[k].pop() for k in turns)
 
 
 def _interleaved(sizes: list[int]) -> Iterator[int]:

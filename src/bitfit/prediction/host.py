@@ -173,7 +173,9 @@ class Host:
             bank = Bank(
                 [r.model for r in residents], [r.lane for r in residents], packed=self._fast(residents[0].model)
             )
-            own = [[batch[place][1] for place in members[r]] for r in residents]
+            own = []
+            for resident in residents:
+                own.append([batch[place][1] for place in members[resident]])
             with torch.inference_mode():
                 found = bank.logits({k: rows[0] if len(rows) == 1 else Rows.join(rows) for k, rows in enumerate(own)})
             for k, resident in enumerate(residents):

@@ -85,7 +85,10 @@ class Manifest:
         if earlier.base != self.base:
             return self
         (run,) = self.runs
-        changed = {task for task, frame in run.frames.items() if any(other != frame for other in earlier.frames(task))}
+        changed = set()
+        for task, frame in run.frames.items():
+            if any(other != frame for other in earlier.frames(task)):
+                changed.add(task)
         touched = {entry.cell for entry in self.points}
         kept = [entry for entry in earlier.points if entry.cell not in touched and entry.task not in changed]
         runs = _runs_of(earlier.runs, kept)

@@ -115,8 +115,11 @@ class Answering(Task):
 
     def wrong(self, predictions: Any, examples: Examples) -> list[int]:
         """Those whose answer equals none of the gold ones."""
-        pairs = enumerate(zip(predictions, examples.labels, strict=True))
-        return [i for i, (answer, golds) in pairs if not exact_match(answer, [gold.text for gold in golds])]
+        wrong = []
+        for number, (answer, golds) in enumerate(zip(predictions, examples.labels, strict=True)):
+            if not exact_match(answer, [gold.text for gold in golds]):
+                wrong.append(number)
+        return wrong
 
     def gold(self, label: Any) -> list[str]:
         """The gold answers."""

@@ -187,8 +187,10 @@ class Encoder:
 def _join(parts: Sequence[Encoded]) -> Encoded:
     if not parts:
         return Encoded(Rows.join([]), np.zeros(0, np.int64), np.zeros((0, 1), np.int64))
-    owner, marks = (np.concatenate([getattr(part, name) for part in parts]) for name in ("owner", "marks"))
-    return Encoded(Rows.join([part.rows for part in parts]), owner, marks)
+    rows = Rows.join([part.rows for part in parts])
+    owner = np.concatenate([part.owner for part in parts])
+    marks = np.concatenate([part.marks for part in parts])
+    return Encoded(rows, owner, marks)
 
 
 def _first_pieces(windows: Sequence[Sequence[int | None]], step: int) -> list[Array]:

@@ -173,8 +173,11 @@ class Tagging(Task):
                 if tag >= 0:
                     counts[word][tag] += 1
         overall = sum(counts.values(), Counter[int]())
+        most_of_all = _most(overall)
         common = {word: _most(own) for word, own in counts.items()}
-        guesses = [np.array([common.get(word, _most(overall)) for word in words]) for words in dev.texts]
+        guesses = []
+        for words in dev.texts:
+            guesses.append(np.array([common.get(word, most_of_all) for word in words]))
         return self.score(guesses, dev)
 
     def remarks(self, encoder: Encoder, encoded: Encoded, examples: Examples) -> list[str]:
