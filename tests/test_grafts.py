@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 
 import numpy as np
@@ -22,6 +23,7 @@ from bitfit.model.grafts import GRAFTS
 from bitfit.model.language import select
 from bitfit.model.task_model import Model
 from bitfit.prediction.export import export
+from bitfit.prediction.host import Host
 from bitfit.tasks.encode import Encoder
 from packing import PACKED, STREAMS, assert_close, learn, rows, tiny_base
 from support import ARCHITECTURES, INJECT, StopAt, reviews
@@ -406,3 +408,17 @@ def test_a_delta_with_grafts_is_served_unfolded(base, csv_file):
     with pytest.raises(UsageError, match="does not fold"):
         fold(delta, model)
     assert Predictor(delta, base)
+
+
+@pytest.mark.parametrize("inject", ["lora(W_q, 2)", "adapter(16)"])
+def test_a_batch_of_grafts_travels_to_a_model_process_and_is_answered_alike(base, csv_file, monkeypatch, inject):
+    workers = pytest.importorskip("bitfit.serve.workers")
+    host = Host(base)
+    monkeypatch.setattr(workers, "_host_of_process", [host])
+    options = {"inject": inject, "select": "injected", "epochs": 1}
+    deltas = [outcome.delta for outcome in train(csv_file, base, lr=[1e-2, 3e-2], **options).trials]
+    residents = [host.admit(delta) for delta in deltas]
+    batch = [(resident, host.read(resident, [text])[0].rows) for text in TEXTS for resident in residents]
+    travelled = host.outputs(pickle.loads(workers._pickled(batch)))
+    for (resident, own), answer in zip(batch, travelled, strict=True):
+        np.testing.assert_allclose(answer, host.outputs([(resident, own)])[0], rtol=1e-5, atol=1e-5)
