@@ -287,3 +287,34 @@ def test_studies_solve_the_head_of_a_frozen_base_whatever_the_rate(base, csv_fil
     assert np.array_equal(*heads)
     assert {outcome.delta.meta.trial.best_step for outcome in found} == {0}
     assert found[0].scores["train"]["accuracy"].value > 0.6
+
+
+def rows_of_kind(kind: str) -> list[dict[str, object]]:
+    """Forty records of a kind of task; what is to be learnt is in the words."""
+    records: list[dict[str, object]] = []
+    for number, (text, label) in enumerate(reviews(40)):
+        words = text.split()
+        good = label == "positive"
+        if kind == "regression":
+            records.append({"text": text, "label": float(good) + number / 100})
+        elif kind == "multilabel":
+            records.append({"text": text, "labels": ["film"] * ("film" in words) + ["good"] * good})
+        elif kind == "tagging":
+            records.append({"tokens": words, "tags": ["long" if len(word) > 4 else "short" for word in words]})
+        else:
+            answers = {"text": [words[0]], "answer_start": [0]}
+            records.append({"id": str(number), "question": "good", "context": text, "answers": answers})
+    return records
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")  # a tiny base may predict no label at all
+@pytest.mark.parametrize("kind", ["regression", "multilabel", "tagging", "answering"])
+@pytest.mark.parametrize("select", ["bias", "none"])
+def test_the_recipe_serves_every_kind_of_task(base, tmp_path, monkeypatch, kind, select):
+    monkeypatch.setattr("bitfit.training.resolved.recipe_epochs", lambda rows: 1)
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(json.dumps(record) + "\n" for record in rows_of_kind(kind)))
+    run = train(source, base, task=kind, select=select, out=tmp_path / "d.safetensors")
+    assert run.best.delta.meta.task == kind and run.best.delta.meta.recipe == "default"
+    assert run.story.rows == 40 and len(run.story.candidates) == (1 if select == "none" else 3)
+    assert np.isfinite([candidate.loss for candidate in run.story.candidates]).all()
