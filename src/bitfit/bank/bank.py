@@ -380,20 +380,6 @@ def _graft_layout(lane: Lane, model: Model) -> GraftLayout | None:
     return tuple(layout)
 
 
-def outputs(bank: Bank, k: int, rows: Rows, batches: Iterable[Array]) -> Array:
-    """Lane k's outputs for all rows, in their order, computed in these batches."""
-    model = bank.models[k]
-    parts: list[tuple[Array, Array]] = []
-    with torch.inference_mode():
-        for chosen in batches:
-            logits = bank.logits({k: rows.take(chosen)})[k].cpu().numpy()
-            parts.append((model.output_places(rows, chosen), logits))
-    out = np.zeros((model.output_count(rows), parts[0][1].shape[1] if parts else 0), np.float32)
-    for places, logits in parts:
-        out[places] = logits
-    return out
-
-
 def _passes(rows: Mapping[int, Rows]) -> Iterator[list[int]]:
     """The lanes in turn, as many at once as PASS_TOKENS allows."""
     lanes: list[int] = []
