@@ -23,18 +23,21 @@ from .history import Evaluation, History, LossPoint
 from .job import Job
 from .plan import Trial
 
-LOSS_POINTS = 1000
-WARMUP = 0.06
+LOSS_POINTS = 1000  # about as many losses a history holds at most; each is the mean of several steps
+WARMUP = 0.06  # the share of all steps over which the learning rate rises
 
 
 @dataclass(eq=False)
 class Runner:
-    """The training of one lane: its optimiser, its best checkpoint, its history."""
+    """The training of one lane: its optimiser, its best checkpoint, its history.
+
+    `flat` are the values that train, a view of the lane's row of the bank; `best_values` is a copy of them.
+    """
 
     trial: Trial
     bank: Bank
-    k: int
-    rows: Array | None = None  # the training rows it sees; None: all of them
+    k: int  # the number of the lane in the bank
+    rows: Array | None = None  # the training rows it sees, by number; None: all of them
     phase: str = ""  # what a progress bar calls the pass
     status: str = "running"  # running, done, dropped or diverged
     best: float = -math.inf
@@ -50,15 +53,15 @@ class Runner:
         trial = self.trial
         self.optimiser = torch.optim.AdamW([self.flat], trial.lr, weight_decay=trial.weight_decay, fused=True)
 
-    def batch(self, step: int, rows: int) -> Array:
-        """Which of all training rows the lane sees at a step (from 1)."""
+    def batch(self, step: int, all_rows: int) -> Array:
+        """The numbers of the training rows that the lane sees at a step (from 1); `all_rows` is how many there are."""
         if self.rows is None:
-            return batch_rows(self.trial, step, rows)
+            return batch_rows(self.trial, step, all_rows)
         return self.rows[batch_rows(self.trial, step, len(self.rows))]
 
-    def rows_seen(self, rows: int) -> int:
-        """How many of all training rows the lane sees in an epoch."""
-        return rows if self.rows is None else len(self.rows)
+    def rows_seen(self, all_rows: int) -> int:
+        """How many training rows the lane sees in an epoch."""
+        return all_rows if self.rows is None else len(self.rows)
 
     def finish(self, step: int) -> None:
         """End the training; a lane that was never evaluated keeps its last values."""
@@ -105,11 +108,11 @@ class Runner:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and facts from which another process can continue, to the bit."""
         facts = {name: getattr(self, name) for name in _FACTS}
-        facts["best"] = self.best if math.isfinite(self.best) else None
+        facts["best"] = self.best if math.isfinite(self.best) else None  # JSON has no infinity
         facts["history"] = asdict(self.history)
         moments = self.optimiser.state.get(self.flat, {})
         tensors = {"value": self.flat.detach(), "best": self.best_values}
-        tensors |= {name: moments[name] for name in ("exp_avg", "exp_avg_sq") if name in moments}
+        tensors |= {name: moments[name] for name in _MOMENTS if name in moments}
         if self.best_outputs is not None:
             tensors["outputs"] = torch.from_numpy(self.best_outputs)
         return tensors, facts
@@ -126,11 +129,16 @@ class Runner:
         if "outputs" in tensors:
             self.best_outputs = tensors["outputs"].numpy()
         if "exp_avg" in tensors:
-            moments = {name: tensors[name].to(self.flat.device).clone() for name in ("exp_avg", "exp_avg_sq")}
+            moments = {name: tensors[name].to(self.flat.device).clone() for name in _MOMENTS}
+            # A running lane takes one optimiser step in each step of the loop, so that both have one number.
             self.optimiser.state[self.flat] = {"step": torch.tensor(float(step)), **moments}
 
 
-_FACTS = ("status", "best", "best_step", "evaluated", "history", "pending")
+_FACTS = ("status", "best_step", "evaluated", "pending")  # attributes that a checkpoint holds as they are
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # what AdamW keeps for each value
+
+Watch = Callable[[int, int, int, list[Runner]], None]
+"""Is told the number of the pass, the step, the last step and the lanes."""
 
 
 def schedule(kind: str, step: int, total: int) -> float:
@@ -173,9 +181,9 @@ def steps_per_epoch(trial: Trial, rows: int) -> int:
 
 def evaluation_steps(trial: Trial, rows: int) -> set[int]:
     """The steps after which a trial is evaluated: evenly over each epoch, always at its end."""
-    steps, evaluations = steps_per_epoch(trial, rows), trial.evals_per_epoch
-    numbers = range(1, trial.epochs * evaluations + 1)
-    return {max(1, round(steps * number / evaluations)) for number in numbers}
+    steps = steps_per_epoch(trial, rows)
+    numbers = range(1, trial.epochs * trial.evals_per_epoch + 1)
+    return {max(1, round(steps * number / trial.evals_per_epoch)) for number in numbers}
 
 
 def fit(
@@ -187,7 +195,7 @@ def fit(
     evaluations: set[int] | None = None,
     after_evaluation: Callable[[list[Runner]], None] | None = None,
 ) -> None:
-    """Train the lanes of a pass to the end, from its last checkpoint on.
+    """Train the lanes of pass `number` to the end, from its last checkpoint on.
 
     `evaluations` are the steps after which lanes are evaluated; without them, as the trial says. A lane that is never
     evaluated ends with its last values. Lanes that see fewer rows than others take as many steps.
@@ -253,8 +261,10 @@ def evaluate_lanes(
     after_evaluation: Callable[[list[Runner]], None] | None = None,
 ) -> None:
     """Evaluate together every running lane that is due at this step and has not been evaluated there yet."""
+    if step not in evaluations:
+        return
     due = [runner for runner in runners if runner.status == "running" and runner.evaluated != step]
-    if step not in evaluations or not due:
+    if not due:
         return
     dev = job.dev
     found = outputs(job, due[0].bank, [runner.k for runner in due], dev.rows)
@@ -296,7 +306,3 @@ def resume(store: Store, number: int, runners: list[Runner]) -> int:
                 tensors[name.removeprefix(prefix)] = torch.from_numpy(array)
         runner.restore(tensors, fact, step)
     return step
-
-
-Watch = Callable[[int, int, int, list[Runner]], None]
-"""Is told the number of the pass, the step, the last step and the lanes."""
