@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 
 DROPOUTS = ("on", "off", "first-tenth")
 RECIPES = ("default", "plain")
-BATCH, SEED, EPOCHS = 8, 0, 5  # when nobody says
+BATCH = 8  # these three are the defaults of the options
+SEED = 0
+EPOCHS = 5
 FEW = 500  # rows up to which the default recipe holds out every row once
-MOST_EPOCHS = 20
+MOST_EPOCHS = 20  # of the default recipe
 EXTRA_EPOCHS = 480  # divided by the rows: further epochs for few of them
 PROTOCOLS = ("published", "holdout")
-EVALUATIONS = {"published": 2, "holdout": 10}
+EVALS_PER_EPOCH = {"published": 2, "holdout": 10}
 NARROW = 512  # up to this width the larger rates won on real tasks (LOG.md)
-MASK = 0.05  # up to this share of the matrices a selection is a mask that takes a mask's rates, above it fine-tuning
+MASK = 0.05  # a selection of at most this share of the matrices gets the rates of a mask, a larger one those of full
 
 
 def _option(default: Any, text: str, read: Callable[[str], Any] = str, choices: Sequence[str] = ()) -> Any:
@@ -97,29 +99,38 @@ class Plan:
     device: str = _option("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
 
     def __post_init__(self) -> None:
-        from ..data.decoding import check_encoding
-        from ..data.sources import kind_or_task
-        from ..model.language import check, check_inject, parse_init
-
-        for entry in fields(self):
-            allowed, value = entry.metadata["choices"], getattr(self, entry.name)
-            if allowed and value not in allowed:
-                raise UsageError(f'--{entry.name}: no "{value}".{suggest(str(value), allowed)}')
-        for name in ("select", "inject", "init"):
-            if not isinstance(getattr(self, name), str):
-                raise UsageError(f"{name} takes a text in the selection language, such as 'bias - b_q'")
+        self._check_choices()
+        self._check_texts()
         if self.evals_per_epoch is None:
-            object.__setattr__(self, "evals_per_epoch", EVALUATIONS[self.protocol])
-        kind_or_task(self.task)
-        check_encoding(self.encoding)
-        check(self.select)
-        check_inject(self.inject)
-        parse_init(self.init)
+            object.__setattr__(self, "evals_per_epoch", EVALS_PER_EPOCH[self.protocol])
         self._convert(operator.index, "seed", "epochs", "evals_per_epoch", "batch", "max_length", "train_size")
         self._convert(operator.index, "stride", "data_seed", "lanes", "threads")
         self._convert(float, "lr", "weight_decay", "clip")
         if self.train_size is not None and len(several(self.train_size)) == 1:
             object.__setattr__(self, "train_size", several(self.train_size)[0])
+        self._check_ranges()
+
+    def _check_choices(self) -> None:
+        for entry in fields(self):
+            allowed, value = entry.metadata["choices"], getattr(self, entry.name)
+            if allowed and value not in allowed:
+                raise UsageError(f'--{entry.name}: no "{value}".{suggest(str(value), allowed)}')
+
+    def _check_texts(self) -> None:
+        from ..data.decoding import check_encoding
+        from ..data.sources import kind_or_task
+        from ..model.language import check, check_inject, parse_init
+
+        for name in ("select", "inject", "init"):
+            if not isinstance(getattr(self, name), str):
+                raise UsageError(f"{name} takes a text in the selection language, such as 'bias - b_q'")
+        kind_or_task(self.task)
+        check_encoding(self.encoding)
+        check(self.select)
+        check_inject(self.inject)
+        parse_init(self.init)
+
+    def _check_ranges(self) -> None:
         for name in ("epochs", "evals_per_epoch", "batch", "train_size", "lanes", "threads"):
             self._require(name, lambda n: n >= 1, "a whole number of at least 1")
         self._require("lr", lambda n: 0 < n < math.inf, "a number above 0")
@@ -129,17 +140,16 @@ class Plan:
         self._require("clip", lambda n: 0 <= n < math.inf, "a number of at least 0")
 
     def _convert(self, kind: Callable[[Any], Any], *names: str) -> None:
+        """Turn the numbers of these fields into Python's own; a list, an array or a tuple becomes a list."""
         for name in names:
             value = getattr(self, name)
+            if value is None:
+                continue
             try:
-                if isinstance(value, str):
-                    raise ValueError
-                many = hasattr(value, "__len__")
-                made = value if value is None else [kind(item) for item in value] if many else kind(value)
+                object.__setattr__(self, name, _numbers_of(value, kind))
             except (TypeError, ValueError):
                 what = "a number" if kind is float else "a whole number"
                 raise UsageError(f"--{name.replace('_', '-')} {value!r}: must be {what}, or several") from None
-            object.__setattr__(self, name, made)
 
     def _require(self, name: str, good: Callable[[Any], bool], what: str) -> None:
         value = getattr(self, name)
@@ -148,8 +158,19 @@ class Plan:
             raise UsageError(f"--{name.replace('_', '-')} {shown}: must be {what}")
 
 
+def _numbers_of(value: Any, kind: Callable[[Any], Any]) -> Any:
+    if isinstance(value, str):
+        raise ValueError("a text is not a number")  # float("1") would take it
+    if hasattr(value, "__len__"):
+        return [kind(item) for item in value]
+    return kind(value)
+
+
 class SharedOptions(TypedDict, total=False):
-    """The fields of Plan as keyword arguments, but for `train_size`. A test keeps the two in step."""
+    """The keyword arguments that `train` and `sweep` share: the fields of Plan without `train_size`.
+
+    A test compares them with Plan.
+    """
 
     select: str
     inject: str
@@ -193,20 +214,26 @@ class PlanOptions(SharedOptions, total=False):
 
 
 def follows_recipe(plan: Plan) -> bool:
-    """Whether the default recipe sets up the training: nothing is given that it would choose."""
-    chosen = plan.lr is None and plan.epochs is None and plan.batch is None and len(several(plan.seed)) == 1
-    usual = plan.head == "full" and plan.protocol == "published"
-    return plan.recipe == "default" and chosen and usual
+    """Whether the default recipe sets up the training: the plan gives nothing that the recipe would choose."""
+    leaves_the_choice = plan.lr is None and plan.epochs is None and plan.batch is None
+    one_seed = len(several(plan.seed)) == 1  # None, for the default, counts as one
+    supported = plan.head == "full" and plan.protocol == "published"
+    return plan.recipe == "default" and leaves_the_choice and one_seed and supported
 
 
 def recipe_rates(rates: Sequence[float], rows: int) -> tuple[float, ...]:
-    """The rates that the default recipe tries: from its start they hardly differ, so that few do."""
+    """The rates that the default recipe tries: not the smallest, and for few rows two.
+
+    Training starts from a solved head, from which the rates hardly differ.
+    """
     return (rates[1], rates[-1]) if rows <= FEW else tuple(rates[1:])
 
 
 def recipe_epochs(rows: int) -> int:
     """The epochs of the default recipe: more for few rows."""
-    return EPOCHS if rows > FEW else min(MOST_EPOCHS, round(EPOCHS + EXTRA_EPOCHS / max(1, rows)))
+    if rows > FEW:
+        return EPOCHS
+    return min(MOST_EPOCHS, round(EPOCHS + EXTRA_EPOCHS / max(1, rows)))
 
 
 def default_rates(selection: Selection, width: int) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Trials with what their texts mean on the base: resolved once, then grouped into passes and trained as they are."""
+"""Trials with their selections resolved on the base: resolved once, then grouped into passes and trained."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..model.resolution import Resolution, resolve, resolve_pool
 from .job import Job
 from .plan import BATCH, EPOCHS, SEED, Plan, Trial, default_rates, follows_recipe, recipe_epochs, recipe_rates, several
 
-LANES = 16  # trials of a pass at most, when nobody says
+LANES = 16  # most trials of a pass, without --lanes
 
 
 @dataclass(frozen=True, eq=False)
 class Resolved:
-    """A trial, and what its texts mean on the base."""
+    """A trial, and what its select, inject and init texts name on the base."""
 
     trial: Trial
     resolution: Resolution
@@ -27,16 +27,12 @@ def resolve_plan(plan: Plan, job: Job, train_size: int | None) -> list[Resolved]
     base = job.base
     pool = resolve_pool(base, job.task.pool(plan.pool))
     seeds = several(SEED if plan.seed is None else plan.seed)
-    by_seed = {
-        seed: resolve(base, plan.select, inject=plan.inject, init=plan.init, pool=pool, seed=seed) for seed in seeds
-    }
-    rates = plan.lr if plan.lr is not None else default_rates(by_seed[seeds[0]].selection, base.width)
+    by_seed = {}
+    for seed in seeds:
+        by_seed[seed] = resolve(base, plan.select, inject=plan.inject, init=plan.init, pool=pool, seed=seed)
+    rates, epochs = _rates_and_epochs(plan, job, by_seed[seeds[0]])
     shared = {name: getattr(plan, name) for name in _SHARED}
-    shared["epochs"] = plan.epochs or EPOCHS
-    if follows_recipe(plan):
-        rows = len(job.dataset.train) + (len(job.dataset.dev) if job.dataset.held_out else 0)
-        rates = recipe_rates(several(rates), rows)
-        shared["epochs"] = recipe_epochs(rows)
+    shared["epochs"] = epochs
     shared["train_size"] = train_size
     shared["pool"] = pool
     shared["metric"] = job.task.metric
@@ -44,14 +40,26 @@ def resolve_plan(plan: Plan, job: Job, train_size: int | None) -> list[Resolved]
     shared["stride"] = job.encoder.stride if job.task.by_token else 0
     trials = []
     for batch in several(plan.batch or BATCH):
-        for rate in several(rates):
+        for rate in rates:
             for seed in seeds:
                 trial = Trial(lr=float(rate), batch=batch, seed=seed, **shared)
                 trials.append(Resolved(trial, by_seed[seed]))
     return trials
 
 
+# What a trial takes from the plan, unless resolve_plan has a better value.
 _SHARED = ({f.name for f in fields(Trial)} & {f.name for f in fields(Plan)}) - {"lr", "batch", "seed"}
+
+
+def _rates_and_epochs(plan: Plan, job: Job, resolution: Resolution) -> tuple[tuple[float, ...], int]:
+    """The plan's rates and epochs; where it gives none, those of the selection and of the recipe."""
+    rates = several(plan.lr) if plan.lr is not None else default_rates(resolution.selection, job.base.width)
+    if not follows_recipe(plan):
+        return rates, plan.epochs or EPOCHS
+    rows = len(job.dataset.train)
+    if job.dataset.held_out:
+        rows += len(job.dataset.dev)  # the recipe trains on them too, in the end
+    return recipe_rates(rates, rows), recipe_epochs(rows)
 
 
 def resolve_trials(base: Base, trials: Iterable[Trial]) -> list[Resolved]:
@@ -69,18 +77,20 @@ def resolve_trials(base: Base, trials: Iterable[Trial]) -> list[Resolved]:
 
 
 def passes(trials: Iterable[Resolved], lanes: int | None = None) -> list[list[Resolved]]:
-    """Group trials into passes of at most `lanes`. The result depends on the trials alone, so a resumed run agrees.
+    """Group trials that follow each other into passes of at most `lanes`.
+
+    The result depends on the trials alone, so that a resumed run groups them as before.
 
     A trial that trains more than SCATTERED of the matrices gets a pass of its own.
     """
     groups: list[list[Resolved]] = []
     last: tuple[object, ...] | None = None
     for resolved in trials:
-        trial, what = resolved.trial, resolved.resolution
+        trial, resolution = resolved.trial, resolved.resolution
         # The layers that are frozen in a pass are those below all of its lanes. With lanes of unlike depth a lane
         # would differ from its separate run: dropout is off in frozen layers.
-        like = (trial.batch, trial.dropout, trial.pool, trial.inject, what.depth)
-        room = 1 if what.selection.matrix_share > SCATTERED else lanes or LANES
+        like = (trial.batch, trial.dropout, trial.pool, trial.inject, resolution.depth)
+        room = 1 if resolution.selection.matrix_share > SCATTERED else lanes or LANES
         if groups and like == last and len(groups[-1]) < room:
             groups[-1].append(resolved)
         else:
