@@ -21,8 +21,8 @@ from ..tasks.encode import Encoded, Encoder
 from .compute import pick_device
 from .stop import Stop
 
-PREFIX_BYTES = 1 << 30
-PREFIX_ROWS = 64
+PREFIX_BYTES = 1 << 30  # memory for the states of frozen layers
+PREFIX_ROWS = 64  # rows of a batch in which these states are computed
 TRAIN_SCORE_ROWS = 1000
 
 Note = Callable[[str], None]
@@ -68,9 +68,10 @@ class Job:
     @cached_property
     def tests(self) -> dict[str, Part]:
         """The test part and the further parts to score, by name; encoded when first needed."""
-        named = dict(self.dataset.more)
+        named: dict[str, Examples] = {}
         if self.dataset.test is not None:
-            named = {"test": self.dataset.test, **named}
+            named["test"] = self.dataset.test
+        named.update(self.dataset.more)
         return {name: encode_part(self.task, self.encoder, examples, self.device) for name, examples in named.items()}
 
     @cached_property
@@ -79,7 +80,7 @@ class Job:
         chosen: Array = np.random.default_rng(0).permutation(len(self.train.examples))[:TRAIN_SCORE_ROWS]
         encoded = self.train.encoded.take(chosen)
         examples = self.train.examples.take(chosen.tolist())
-        return Part(examples, encoded, torch.from_numpy(self.task.targets(encoded, examples)).to(self.device))
+        return _part(self.task, examples, encoded, self.device)
 
     def with_prefix(self, bank: Bank) -> Job:
         """The job with the states of the bank's frozen layers beside its rows, as far as memory allows.
@@ -88,14 +89,13 @@ class Job:
         computes them again, sees the same bits.
         """
         left = PREFIX_BYTES
-        parts = []
-        for part in (self.train, self.dev):
+        parts = {"train": self.train, "dev": self.dev}
+        for name, part in parts.items():
             size = bank.prefix_bytes(part.rows)
             if size <= left:
                 left -= size
-                part = part.with_rows(self._with_states(bank, part.rows))
-            parts.append(part)
-        return replace(self, train=parts[0], dev=parts[1])
+                parts[name] = part.with_rows(self._with_states(bank, part.rows))
+        return replace(self, train=parts["train"], dev=parts["dev"])
 
     def _with_states(self, bank: Bank, rows: Rows) -> Rows:
         with torch.inference_mode():
@@ -114,25 +114,31 @@ def open_job(
     stride: int | None = None,
     device: str = "auto",
 ) -> Job:
-    """Encode a data set for a base; a named task gives what is not given otherwise."""
+    """Encode a data set for a base; metric, positive class and length come from the named task if they are not given.
+
+    The base is moved to the device.
+    """
     if max_length is None and named is not None and named.max_length:
         max_length = min(named.max_length, base.max_length)
     task = _task(dataset, named, metric, positive, note)
-    where = pick_device(device)
-    base.to(where).require_clean()
+    chosen_device = pick_device(device)
+    base.to(chosen_device).require_clean()
     encoder = task.encoder(base, max_length, stride)
-    train = encode_part(task, encoder, dataset.train, where)
-    dev = encode_part(task, encoder, dataset.dev, where)
+    train = encode_part(task, encoder, dataset.train, chosen_device)
+    dev = encode_part(task, encoder, dataset.dev, chosen_device)
     for name, part in (("train", train), ("dev", dev)):
         for text in task.remarks(encoder, part.encoded, part.examples):
             note(f"{name}: {text}")
-    return Job(base, task, dataset, encoder, train, dev, Stop(), where, named)
+    return Job(base, task, dataset, encoder, train, dev, Stop(), chosen_device, named)
 
 
 def _task(dataset: Dataset, named: NamedTask | None, metric: str | None, positive: str | None, note: Note) -> Task:
-    task = Task.of(dataset.kind, dataset.labels, metric or (named.metric if named else None))
+    """The task with its metric and its positive class, and with what it takes from the training rows."""
+    if metric is None and named is not None:
+        metric = named.metric
     if positive is None and named is not None and len(named.labels) == 2:
         positive = named.labels[1]  # as GLUE scores its tasks
+    task = Task.of(dataset.kind, dataset.labels, metric)
     if positive is not None:
         return task.with_positive(positive).fitted(dataset.train)
     task = task.fitted(dataset.train)
@@ -143,5 +149,9 @@ def _task(dataset: Dataset, named: NamedTask | None, metric: str | None, positiv
 
 def encode_part(task: Task, encoder: Encoder, examples: Examples, device: torch.device) -> Part:
     """Encode examples and their targets."""
-    encoded = task.encode(encoder, examples)
-    return Part(examples, encoded, torch.from_numpy(task.targets(encoded, examples)).to(device))
+    return _part(task, examples, task.encode(encoder, examples), device)
+
+
+def _part(task: Task, examples: Examples, encoded: Encoded, device: torch.device) -> Part:
+    targets = torch.from_numpy(task.targets(encoded, examples))
+    return Part(examples, encoded, targets.to(device))
