@@ -49,7 +49,7 @@ class Run:
 
     trials: list[Outcome]
     best: Outcome
-    majority: float  # the score of the task's baseline
+    majority: float  # the score of the task's baseline, which is the majority class only for classes
     baseline_name: str
     dataset: Dataset
     notes: tuple[str, ...]
@@ -160,7 +160,8 @@ def _train(
 ) -> Run:
     """One run of a checked plan at one train size."""
     if out is not None:
-        files.check_target(Path(out), *([] if isinstance(source, Dataset | Files) else [Path(source)]))
+        inputs = [] if isinstance(source, Dataset | Files) else [Path(source)]
+        files.check_target(Path(out), *inputs)
         files.check_target(run_folder(out) / "history")
     notes: list[str] = []
 
@@ -176,31 +177,47 @@ def _train(
         store = Store(folder, run_key(job, groups, by_recipe), checkpoint_seconds)
         if not resume and store.clear():
             note("The checkpoints of an interrupted run were dropped; --resume would have gone on from them.")
-        scored = {"train": job.train_sample} if plan.gap else {}
-        outcomes: list[Outcome] = []
-        story = None
         with job.stop.listening(), torch.random.fork_rng(devices=[]):
             if by_recipe:
-                outcomes, best, story = _follow(job, trials, store, watch, note, plan)
+                trained = _follow(job, trials, store, watch, note, plan)
             else:
-                for part, group in enumerate(groups):
-                    outcomes += run_pass(job, group, part, store, watch, note, scored)
+                trained = _train_grid(job, groups, store, watch, note, plan)
             if folder is not None:
-                _write_histories(outcomes, folder)
-            if all(outcome.delta is None for outcome in outcomes):
+                _write_histories(trained.outcomes, folder)
+            if trained.best is None:
                 store.clear()  # there is nothing to go on from
-            best = tested(job, best if story else _best(outcomes))
+                rates = ", ".join(f"{outcome.trial.lr:g}" for outcome in trained.outcomes)
+                raise Diverged(f"every trial diverged (rates {rates}): the loss was not a number; try smaller --lr")
+            best = tested(job, trained.best)
         assert best.delta is not None
         if out is not None:
             best.delta.save(out)
             store.clear()
     baseline = job.task.baseline(job.dataset.train, job.dataset.dev)
-    return Run(outcomes, best, baseline, job.task.baseline_name, job.dataset, tuple(notes), story)
+    return Run(trained.outcomes, best, baseline, job.task.baseline_name, job.dataset, tuple(notes), trained.story)
 
 
-def _follow(
-    job: Job, trials: list[Resolved], store: Store, watch: Watch, note: Note, plan: Plan
-) -> tuple[list[Outcome], Outcome, Story]:
+@dataclass(frozen=True, eq=False)
+class _Trained:
+    """All trials of a run and the best of them; None if every trial diverged."""
+
+    outcomes: list[Outcome]
+    best: Outcome | None
+    story: Story | None = None
+
+
+def _train_grid(job: Job, groups: list[list[Resolved]], store: Store, watch: Watch, note: Note, plan: Plan) -> _Trained:
+    """Train pass after pass; the best trial is the one with the best dev score."""
+    scored = {"train": job.train_sample} if plan.gap else {}
+    outcomes: list[Outcome] = []
+    for number, group in enumerate(groups):
+        outcomes += run_pass(job, group, number, store, watch, note, scored)
+    done = [outcome for outcome in outcomes if outcome.delta is not None]
+    best = max(done, key=lambda outcome: outcome.dev or 0.0, default=None)
+    return _Trained(outcomes, best)
+
+
+def _follow(job: Job, trials: list[Resolved], store: Store, watch: Watch, note: Note, plan: Plan) -> _Trained:
     """Follow the default recipe and say what it came to."""
     first = trials[0]
     model = Model(job.base, job.task.outputs, first.trial.pool, first.trial.inject)
@@ -212,21 +229,11 @@ def _follow(
         raise
     best = followed.best
     if plan.gap:
-        best = _with_gap(job, best)
+        best = _with_scores(job, best, {"train": job.train_sample})
     for line in recipe.lines(followed.story):
         note(line)
     outcomes = [best if outcome is followed.best else outcome for outcome in followed.trials]
-    return outcomes, best, followed.story
-
-
-def _with_gap(job: Job, best: Outcome) -> Outcome:
-    """The outcome with its score on training rows."""
-    assert best.delta is not None
-    model = Model(job.base, job.task.outputs, best.trial.pool)
-    bank = Bank(model, [lane_of_delta(model, best.delta)])
-    scores = {**best.scores, "train": score_lanes(job, bank, [0], job.train_sample)[0].scores}
-    delta = replace(best.delta, meta=replace(best.delta.meta, metrics=scores))
-    return replace(best, scores=scores, delta=delta)
+    return _Trained(outcomes, best, followed.story)
 
 
 def sized(out: str | Path, size: int) -> Path:
@@ -352,19 +359,18 @@ def _remark(trial: Trial, chosen: Selection, model: Model, note: Note) -> None:
 def finish(job: Job, model: Model, runners: list[Runner], scored: Mapping[str, Part]) -> list[Outcome]:
     """Make a delta of each lane's best checkpoint, with its scores on dev and on the parts in `scored`."""
     done = [runner for runner in runners if runner.status == "done"]
-    scores = {runner.k: {"dev": _dev_scores(job, runner)} for runner in done}
+    scores: dict[int, Scores] = {runner.k: {} for runner in runners}
+    predictions: dict[int, dict[str, Any]] = {runner.k: {} for runner in runners}
     with torch.no_grad():
         for runner in done:
+            scores[runner.k]["dev"] = _dev_scores(job, runner)
             runner.flat.copy_(runner.best_values)
-    predictions: dict[int, dict[str, Any]] = {runner.k: {} for runner in runners}
-    for name, part in scored.items() if done else ():
-        for k, found in score_lanes(job, done[0].bank, list(scores), part).items():
-            scores[k][name] = found.scores
-            predictions[k][name] = found.predictions
-    outcomes = [_outcome(job, model, runner, scores.get(runner.k, {})) for runner in runners]
-    return [
-        replace(outcome, predictions=predictions[runner.k]) for outcome, runner in zip(outcomes, runners, strict=True)
-    ]
+    if done:
+        for name, part in scored.items():
+            for k, found in score_lanes(job, done[0].bank, [runner.k for runner in done], part).items():
+                scores[k][name] = found.scores
+                predictions[k][name] = found.predictions
+    return [_outcome(job, model, runner, scores[runner.k], predictions[runner.k]) for runner in runners]
 
 
 def _dev_scores(job: Job, runner: Runner) -> dict[str, Score]:
@@ -374,38 +380,36 @@ def _dev_scores(job: Job, runner: Runner) -> dict[str, Score]:
     return job.task.scores(predictions, job.dev.examples)
 
 
-def _outcome(job: Job, model: Model, runner: Runner, scores: Scores) -> Outcome:
+def _outcome(job: Job, model: Model, runner: Runner, scores: Scores, predictions: Mapping[str, Any]) -> Outcome:
+    """What became of a lane; one that did not end well has no scores and no delta."""
+    trial, history = runner.trial, runner.history
     if not scores:
-        return Outcome(runner.trial, runner.status, {}, runner.history, None)
-    history = runner.history
+        return Outcome(trial, runner.status, {}, history, None)
     if "train" in scores:
-        rows = len(job.train_sample.examples)
-        history = replace(history, train=TrainScore(scores["train"][runner.trial.metric].value, rows))
+        train_score = scores["train"][trial.metric].value
+        history = replace(history, train=TrainScore(train_score, len(job.train_sample.examples)))
     tensors = runner.bank.tensors(runner.k)
-    trained, rows = runner.bank.lanes[runner.k].trained, len(job.train.examples)
-    meta = describe(job, model, runner.trial, trained, tensors, scores, runner.best_step, rows)
-    return Outcome(runner.trial, runner.status, scores, history, Delta(tensors, meta))
-
-
-def _best(outcomes: list[Outcome]) -> Outcome:
-    done = [outcome for outcome in outcomes if outcome.delta is not None]
-    if not done:
-        rates = ", ".join(f"{outcome.trial.lr:g}" for outcome in outcomes)
-        raise Diverged(f"every trial diverged (rates {rates}): the loss was not a number; try smaller --lr")
-    return max(done, key=lambda outcome: outcome.dev or 0.0)
+    trained = runner.bank.lanes[runner.k].trained
+    meta = describe(job, model, trial, trained, tensors, scores, runner.best_step, len(job.train.examples))
+    return Outcome(trial, runner.status, scores, history, Delta(tensors, meta), predictions)
 
 
 def tested(job: Job, best: Outcome) -> Outcome:
     """The outcome with its scores on the test part and on the further parts there are."""
-    if best.delta is None or not job.tests:
-        return best
-    model = Model(job.base, job.task.outputs, best.trial.pool)
-    bank = Bank(model, [lane_of_delta(model, best.delta)])
-    scores = dict(best.scores)
-    for name, part in job.tests.items():
+    return _with_scores(job, best, job.tests)
+
+
+def _with_scores(job: Job, outcome: Outcome, parts: Mapping[str, Part]) -> Outcome:
+    """The outcome, and its delta's metadata, with the scores of its delta on these parts."""
+    if outcome.delta is None or not parts:
+        return outcome
+    model = Model(job.base, job.task.outputs, outcome.trial.pool)
+    bank = Bank(model, [lane_of_delta(model, outcome.delta)])
+    scores = dict(outcome.scores)
+    for name, part in parts.items():
         scores[name] = score_lanes(job, bank, [0], part)[0].scores
-    delta = replace(best.delta, meta=replace(best.delta.meta, metrics=scores))
-    return replace(best, scores=scores, delta=delta)
+    delta = replace(outcome.delta, meta=replace(outcome.delta.meta, metrics=scores))
+    return replace(outcome, scores=scores, delta=delta)
 
 
 def run_folder(out: str | Path) -> Path:
