@@ -12,7 +12,7 @@ from .. import __version__
 from ..model.anatomy import HEADS
 from ..serve.settings import Settings
 from ..training import plan
-from ..training.plan import Plan
+from ..training.plan import Option, Plan
 from . import values
 from .parser import Parser
 from .study_options import add_options as add_study
@@ -126,20 +126,22 @@ def _grouped(
 
 
 def _add_plan_option(it: Group, field: Field[Any]) -> None:
-    """The option of a field of Plan; its type, choices and help are the field's metadata."""
-    option = f"--{field.name.replace('_', '-')}"
-    text = field.metadata["help"].replace("%", "%%")
-    if field.metadata["read"] is bool:
-        it.add_argument(option, action="store_true", default=argparse.SUPPRESS, help=text)
+    """Add the option of a field of Plan."""
+    flag = f"--{field.name.replace('_', '-')}"
+    option = Option.of(field)
+    text = option.help.replace("%", "%%")
+    if option.read is bool:
+        it.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=text)
         return
     if field.default is not None:
         text += f" ({field.default})"
-    choices, read = field.metadata["choices"], field.metadata["read"]
-    if choices:
-        read, metavar = values.one_of(choices), values.braces(choices)
+    if option.choices:
+        read = values.one_of(option.choices)
+        metavar = values.braces(option.choices)
     else:
-        read, metavar = _reader(read), METAVARS.get(read, field.name.upper())
-    it.add_argument(option, type=read, metavar=metavar, default=argparse.SUPPRESS, help=text)
+        read = _reader(option.read)
+        metavar = METAVARS.get(option.read, field.name.upper())
+    it.add_argument(flag, type=read, metavar=metavar, default=argparse.SUPPRESS, help=text)
 
 
 def _reader(read: Any) -> values.Reader:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..data.readers import BUILT_IN
@@ -33,8 +33,26 @@ NARROW = 512  # up to this width the larger rates won on real tasks (LOG.md)
 MASK = 0.05  # a selection of at most this share of the matrices gets the rates of a mask, a larger one those of full
 
 
+@dataclass(frozen=True)
+class Option:
+    """How the command line gives a field of Plan."""
+
+    help: str
+    read: Callable[[str], Any]
+    choices: Sequence[str]
+
+    @classmethod
+    def of(cls, entry: Field[Any]) -> Option:
+        """The option of a field."""
+        option: Option = entry.metadata[_OPTION]
+        return option
+
+
+_OPTION = "option"
+
+
 def _option(default: Any, text: str, read: Callable[[str], Any] = str, choices: Sequence[str] = ()) -> Any:
-    return field(default=default, metadata={"help": text, "read": read, "choices": choices})
+    return field(default=default, metadata={_OPTION: Option(text, read, choices)})
 
 
 def numbers(text: str) -> list[float]:
@@ -112,7 +130,8 @@ class Plan:
 
     def _check_choices(self) -> None:
         for entry in fields(self):
-            allowed, value = entry.metadata["choices"], getattr(self, entry.name)
+            allowed = Option.of(entry).choices
+            value = getattr(self, entry.name)
             if allowed and value not in allowed:
                 raise UsageError(f'--{entry.name}: no "{value}".{suggest(str(value), allowed)}')
 
