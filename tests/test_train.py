@@ -391,6 +391,16 @@ def test_one_bank_holds_the_lanes_of_a_grid_and_whole_matrices_train_alone(base,
     assert [len(group) for group in passes(trials, 2)] == [2, 1, 2, 1]
 
 
+def test_no_other_trial_joins_the_pass_of_one_that_trains_alone(base, csv_file):
+    from bitfit.training.run import passes, prepare
+
+    _, whole = prepare(csv_file, base, Plan(select="all", lr=1), lambda _: None)
+    _, few = prepare(csv_file, base, Plan(select="bias", lr=[1, 2]), lambda _: None)
+    assert whole[0].resolution.depth == few[0].resolution.depth
+    assert [len(group) for group in passes(whole + few)] == [1, 2]
+    assert [len(group) for group in passes(few + whole)] == [2, 1]
+
+
 # ---- what is computed, and how often
 
 

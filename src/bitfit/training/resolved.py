@@ -89,8 +89,9 @@ def passes(trials: Iterable[Resolved], lanes: int | None = None) -> list[list[Re
         trial, resolution = resolved.trial, resolved.resolution
         # The layers that are frozen in a pass are those below all of its lanes. With lanes of unlike depth a lane
         # would differ from its separate run: dropout is off in frozen layers.
-        like = (trial.batch, trial.dropout, trial.pool, trial.inject, resolution.depth)
-        room = 1 if resolution.selection.matrix_share > SCATTERED else lanes or LANES
+        alone = resolution.selection.matrix_share > SCATTERED
+        like = (trial.batch, trial.dropout, trial.pool, trial.inject, resolution.depth, alone)
+        room = 1 if alone else lanes or LANES
         if groups and like == last and len(groups[-1]) < room:
             groups[-1].append(resolved)
         else:
