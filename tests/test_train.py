@@ -12,15 +12,19 @@ import pytest
 import torch
 
 from bitfit import files, train
+from bitfit.bank.bank import Bank
+from bitfit.bank.lanes import lane_to_train
 from bitfit.bank.packed import Packed
 from bitfit.delta import safefile
 from bitfit.errors import DataError, Diverged, Interrupted, UsageError, WriteError
 from bitfit.model.language import select as choose
 from bitfit.model.rows import Rows
+from bitfit.model.task_model import Model
 from bitfit.training import evaluation, loop
+from bitfit.training.checkpoint import Store
 from bitfit.training.loop import batch_rows, evaluation_steps, schedule
 from bitfit.training.plan import Plan, Trial, default_rates
-from bitfit.training.run import run_folder
+from bitfit.training.run import passes, prepare, run_folder
 from support import StopAt, reviews
 
 QUICK = {"lr": 1e-2, "epochs": 2}
@@ -382,8 +386,6 @@ def test_a_test_file_is_scored_once_by_the_best_trial(base, tmp_path):
 
 
 def test_one_bank_holds_the_lanes_of_a_grid_and_whole_matrices_train_alone(base, csv_file):
-    from bitfit.training.run import passes, prepare
-
     for select, sizes in (("bias", [4]), ("all", [1, 1, 1, 1]), ("W_q", [1, 1, 1, 1]), ("random(all, 9)", [4])):
         _, trials = prepare(csv_file, base, Plan(select=select, lr=[1, 2, 3, 4]), lambda _: None)
         assert [len(group) for group in passes(trials, None)] == sizes
@@ -392,13 +394,20 @@ def test_one_bank_holds_the_lanes_of_a_grid_and_whole_matrices_train_alone(base,
 
 
 def test_no_other_trial_joins_the_pass_of_one_that_trains_alone(base, csv_file):
-    from bitfit.training.run import passes, prepare
-
     _, whole = prepare(csv_file, base, Plan(select="all", lr=1), lambda _: None)
     _, few = prepare(csv_file, base, Plan(select="bias", lr=[1, 2]), lambda _: None)
     assert whole[0].resolution.depth == few[0].resolution.depth
     assert [len(group) for group in passes(whole + few)] == [1, 2]
     assert [len(group) for group in passes(few + whole)] == [2, 1]
+
+
+def test_the_epochs_of_a_lane_count_the_rows_it_sees(base, csv_file):
+    job, trials = prepare(csv_file, base, Plan(lr=1e-3, epochs=2, batch=4), lambda _: None)
+    model = Model(base, job.task.outputs, trials[0].trial.pool)
+    bank = Bank(model, [lane_to_train(model, trials[0].resolution.selection)])
+    runner = loop.Runner(trials[0].trial, bank, 0, rows=np.arange(len(job.train) // 2))
+    loop.fit(job, [runner], 0, Store(None, ""), lambda *_: None)
+    assert [point.epoch for point in runner.history.evaluations] == [0.5, 1.0, 1.5, 2.0]
 
 
 # ---- what is computed, and how often

@@ -213,7 +213,7 @@ def fit(
             job.stop.check()
             step += 1
             running = [runner for runner in runners if runner.status == "running"]
-            losses = lane_losses(job, running, step)
+            losses = lane_losses(job, running, step, drops_out(trial, step, rows))
             torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
             for runner, loss in zip(running, losses, strict=True):
                 runner.learn(step, total, float(loss.detach()))
@@ -237,13 +237,13 @@ def settle(job: Job, runners: list[Runner], part: int, store: Store) -> None:
     checkpoint(store, part, 0, runners)
 
 
-def lane_losses(job: Job, runners: list[Runner], step: int) -> list[Tensor]:
-    """Each lane's loss on its own batch of this step, under its own dropout stream."""
+def lane_losses(job: Job, runners: list[Runner], step: int, dropout: bool) -> list[Tensor]:
+    """Each lane's loss on its own batch of this step, with dropout under its own stream."""
     train, bank = job.train, runners[0].bank
     chosen = {runner.k: runner.batch(step, len(train)) for runner in runners}
     rows = {k: train.rows.take(numbers) for k, numbers in chosen.items()}
     streams = None
-    if drops_out(runners[0].trial, step, len(train)):
+    if dropout:
         streams = {runner.k: stream(runner.trial.seed, step) for runner in runners}
     logits = bank.logits(rows, streams)
     losses = []
@@ -275,7 +275,7 @@ def evaluate_lanes(
             runner.diverge(step)
             continue
         result = job.task.score(job.task.predictions(logits, dev.encoded, dev.examples), dev.examples)
-        epoch = step / steps_per_epoch(runner.trial, len(job.train))
+        epoch = step / steps_per_epoch(runner.trial, runner.rows_seen(len(job.train)))
         runner.keep_best(step, epoch, loss, result, logits)
     if after_evaluation is not None:
         after_evaluation(runners)
