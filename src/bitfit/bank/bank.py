@@ -85,7 +85,7 @@ class Bank:
         if any(layout is None for layout in self._grafts):
             self._packed = None  # entries of a graft, or a graft at a place that the packed path does not compute
         elif self._packed is not None:
-            names = {slot.name for layout in self._grafts if layout for place in layout for slot in place.slots}
+            names = set[str]().union(*(self._graft_names(k) for k in range(len(lanes))))
             if not self._packed.takes_grafts(names):
                 self._packed = None
         self._patches: dict[int, dict[str, list[Patch]]] = {}
@@ -175,8 +175,12 @@ class Bank:
 
     def _lane_tensors(self, k: int, stacks: Mapping[str, Tensor]) -> LaneTensors:
         patches = self._patches_of(k)
-        grafted = {slot.name for place in self._grafts[k] or () for slot in place.slots}
-        return LaneTensors(self._effective(k, {*stacks, *patches, *grafted}), patches)
+        elsewhere = {*stacks, *patches, *self._graft_names(k)}
+        return LaneTensors(self._effective(k, elsewhere), patches)
+
+    def _graft_names(self, k: int) -> set[str]:
+        """The names of the tensors of lane k's grafts."""
+        return {slot.name for place in self._grafts[k] or () for slot in place.slots}
 
     def _patches_of(self, k: int) -> dict[str, list[Patch]]:
         """Lane k's matrices of which it has so few entries that the packed path adds them one by one."""
@@ -203,6 +207,7 @@ class Bank:
         return self._patches[k]
 
     def _effective(self, k: int, without: Container[str] = ()) -> dict[str, Tensor]:
+        """Lane k's tensors, whole: chosen entries are written over a copy of the base's tensor."""
         tensors: dict[str, Tensor] = {}
         for number, slot in enumerate(self.lanes[k].slots):
             if slot.name in without:
@@ -270,9 +275,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, bank: Bank, lanes: list[int], slots: list[Slot]) -> tuple[Tensor, ...]:
         ctx.bank, ctx.lanes, ctx.slots = bank, lanes, slots
         ctx.set_materialize_grads(False)
-        values = bank.values.detach()
-        if lanes != list(range(len(bank.lanes))):
-            values = values[lanes]
+        values = _values_of(bank, lanes)
         trained = bank.lanes[lanes[0]].trained
         tensors = []
         constant = []
@@ -304,9 +307,7 @@ class _Stacks(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.bank, ctx.lanes, ctx.vectors = bank, lanes, list(vectors.values())
         ctx.set_materialize_grads(False)
-        values = bank.values.detach()
-        if lanes != list(range(len(bank.lanes))):
-            values = values[lanes]
+        values = _values_of(bank, lanes)
         stacks = []
         constant = []
         for name, groups in vectors.items():
@@ -330,6 +331,12 @@ class _Stacks(torch.autograd.Function):
                 else:
                     target.index_add_(0, lanes[members], gradient[members])
         return None, None, None, None
+
+
+def _values_of(bank: Bank, lanes: list[int]) -> Tensor:
+    """The rows of these lanes; no copy where they are all lanes."""
+    values = bank.values.detach()
+    return values if lanes == list(range(len(bank.lanes))) else values[lanes]
 
 
 def _stack(base: Tensor, values: Tensor, groups: Sequence[Members]) -> Tensor:

@@ -73,13 +73,17 @@ def lane_to_train(
     constant: list[Piece] = []
     grafts = model.graft_starts(seed)
     changed = _start_values(model, starts, grafts, seed)
-    for name in (site for site in model.anatomy.shapes if site in selection.entries or site in changed):
-        shape, original = tuple(model.original(name).shape), model.original(name).detach().cpu().reshape(-1)
-        values, touched = changed.get(name, (original, np.empty(0, np.int64)))
-        index = selection.entries[name] if name in selection.entries else np.empty(0, np.int64)
+    nothing: Array = np.empty(0, np.int64)
+    for name in model.anatomy.shapes:
+        if name not in selection.entries and name not in changed:
+            continue
+        original = model.original(name).detach().cpu()
+        shape = tuple(original.shape)
+        values, touched = changed.get(name, (original.reshape(-1), nothing))
+        index = selection.entries.get(name, nothing)  # None: all entries
         if index is None or index.size:
             trained.append(Piece(name, index, shape, _take(values, index)))
-        rest = np.empty(0, np.int64) if index is None else _minus(touched, index, values.numel())
+        rest = nothing if index is None else _minus(touched, index, values.numel())
         if rest is None or rest.size:
             constant.append(Piece(name, rest, shape, _take(values, rest)))
     for name, number in model.anatomy.constants:
@@ -148,6 +152,7 @@ def _take(values: Tensor, index: Array | None) -> Tensor:
 
 
 def _minus(touched: Array | None, index: Array, size: int) -> Array | None:
+    """The touched entries that are not in `index`; None stands for all entries of a tensor of this size."""
     if touched is None and not index.size:
         return None
     everything = np.arange(size) if touched is None else touched
@@ -155,6 +160,7 @@ def _minus(touched: Array | None, index: Array, size: int) -> Array | None:
 
 
 def _lay_out(trained: list[Piece], constant: list[Piece]) -> Lane:
+    """The pieces one after the other, those that train first."""
     slots, offset = [], 0
     for piece in trained + constant:
         index = None if piece.index is None else torch.from_numpy(np.array(piece.index))
