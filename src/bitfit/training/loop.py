@@ -229,12 +229,12 @@ def fit(
     checkpoint(store, number, step, runners)
 
 
-def settle(job: Job, runners: list[Runner], part: int, store: Store) -> None:
-    """Evaluate lanes that need no training once, and end them."""
+def settle(job: Job, runners: list[Runner], number: int, store: Store) -> None:
+    """Evaluate the lanes of pass `number`, which need no training, once, and end them."""
     evaluate_lanes(job, runners, 0, {0})
     for runner in runners:
         runner.finish(0)
-    checkpoint(store, part, 0, runners)
+    checkpoint(store, number, 0, runners)
 
 
 def lane_losses(job: Job, runners: list[Runner], step: int, dropout: bool) -> list[Tensor]:

@@ -221,7 +221,7 @@ def _follow(job: Job, trials: list[Resolved], store: Store, watch: Watch, note: 
     """Follow the default recipe and say what it came to."""
     first = trials[0]
     model = Model(job.base, job.task.outputs, first.trial.pool, first.trial.inject)
-    _remark(first.trial, first.resolution.selection, model, note)
+    _check_selection(first.trial, first.resolution.selection, model, note)
     try:
         followed = recipe.follow(job, trials, store, watch, exact=plan.seed is not None, lanes=plan.lanes)
     except Diverged:
@@ -291,21 +291,21 @@ def _read(source: StrPath | Files, plan: Plan, size: int | None) -> tuple[Datase
 def run_pass(
     job: Job,
     group: list[Resolved],
-    part: int,
+    number: int,
     store: Store,
     watch: Watch,
     note: Note,
     scored: Mapping[str, Part],
     solve_frozen: bool = False,
 ) -> list[Outcome]:
-    """Train the trials of one pass as the lanes of one bank; `scored` are the parts to score beside dev.
+    """Train the trials of pass `number` as the lanes of one bank; `scored` are the parts to score beside dev.
 
     With `solve_frozen` a head on a frozen base is solved instead of trained: it has one best solution.
     """
     first = group[0].trial
     model = Model(job.base, job.task.outputs, first.pool, first.inject)
-    if part == 0:
-        _remark(first, group[0].resolution.selection, model, note)
+    if number == 0:  # once for all passes of a run
+        _check_selection(first, group[0].resolution.selection, model, note)
     lanes = [_lane(model, resolved) for resolved in group]
     solved = solve_frozen and first.head == "full" and not any(each.resolution.selection for each in group)
     if solved:
@@ -316,9 +316,9 @@ def run_pass(
     job = job.with_prefix(bank)
     runners = [Runner(resolved.trial, bank, k) for k, resolved in enumerate(group)]
     if solved:
-        settle(job, runners, part, store)
+        settle(job, runners, number, store)
     else:
-        fit(job, runners, part, store, watch)
+        fit(job, runners, number, store, watch)
     return finish(job, model, runners, scored)
 
 
@@ -333,11 +333,12 @@ def _solved(job: Job, group: list[Resolved], lanes: list[Lane]) -> list[Lane]:
 
 
 def _lane(model: Model, resolved: Resolved) -> Lane:
-    trial, what = resolved.trial, resolved.resolution
-    return lane_to_train(model, what.selection, trial.head, what.starts, trial.seed)
+    trial, resolution = resolved.trial, resolved.resolution
+    return lane_to_train(model, resolution.selection, trial.head, resolution.starts, trial.seed)
 
 
-def _remark(trial: Trial, chosen: Selection, model: Model, note: Note) -> None:
+def _check_selection(trial: Trial, chosen: Selection, model: Model, note: Note) -> None:
+    """Refuse a selection that leaves nothing to train; note what it leaves out or frozen."""
     for text in chosen.notes:
         note(text)
     if not chosen and not asks_for_nothing(trial.select):
