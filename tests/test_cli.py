@@ -178,9 +178,9 @@ def test_doctor_answers(capsys):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["fly"], 2, 'no command "bitfit fly"'),
+        (["fly"], 2, 'bitfit has no command "fly"'),
         (["trian", "x.csv"], 2, 'Did you mean "train"? (bitfit --help)'),
-        (["study", "rnu"], 2, 'no command "bitfit study rnu". Did you mean "run"? (bitfit study --help)'),
+        (["study", "rnu"], 2, 'bitfit study has no command "rnu". Did you mean "run"? (bitfit study --help)'),
         (["train"], 2, "DATA"),
         (["train", "x.csv", "--lr", "fast"], 2, "--lr fast: expected numbers, comma-separated (bitfit train --help)"),
         (["train", "x.csv", "--batch", "8,9.5"], 2, "--batch 8,9.5: expected whole numbers, comma-separated"),
@@ -438,3 +438,10 @@ def test_a_misspelt_folder_never_asks_the_hub(csv_file, tmp_path, monkeypatch, c
 def test_count_warns_of_an_empty_selection(folder, capsys):
     assert run(["count", folder, "--select", "b_q - b_q"]) == 0
     assert "is empty on this base" in capsys.readouterr().err
+
+
+def test_a_training_that_cannot_begin_leaves_no_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(["train", "none.csv"]) == 3
+    assert "none.csv" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

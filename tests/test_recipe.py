@@ -318,3 +318,13 @@ def test_the_recipe_serves_every_kind_of_task(base, tmp_path, monkeypatch, kind,
     assert run.best.delta.meta.task == kind and run.best.delta.meta.recipe == "default"
     assert run.story.rows == 40 and len(run.story.candidates) == (1 if select == "none" else 3)
     assert np.isfinite([candidate.loss for candidate in run.story.candidates]).all()
+
+
+def test_few_rows_say_that_the_dev_split_is_given_up(base, csv_file, quick):
+    told = train(csv_file, base, select="none").notes
+    assert "Few rows, so the dev rows are put back: 4 folds hold out every row once." in told
+
+
+def test_the_gap_of_an_injected_selection_is_scored(base, csv_file, quick):
+    run = train(csv_file, base, inject="lora(W_q, 2)", select="injected", gap=True)
+    assert set(run.best.gap) == set(run.best.scores["dev"])

@@ -104,7 +104,7 @@ def predict(args: argparse.Namespace) -> None:
             given = _columns(args, "text", "text_pair")
             found = predictor.columns_in(sample, False, **given)
             if found.text != predictor.columns.text:
-                show.note(f"{args.file}: the text is column {found.text!r}.")
+                show.note(f'{args.file}: the text is column "{found.text}".')
             answers = predictor.answers(predictor.texts_in(sample, **given))
             rows = predictor.rows_in(sample, **given)
         if args.out is not None:

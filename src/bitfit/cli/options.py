@@ -53,6 +53,7 @@ EXPECTED: dict[Any, str] = {
     plan.wholes: "whole numbers, comma-separated",
 }
 METAVARS: dict[Any, str] = {int: "N", float: "X", plan.numbers: "X,...", plan.wholes: "N,..."}
+FIELD_METAVARS = {"data": "DIR", "text": "COLUMN", "text_pair": "COLUMN", "label": "COLUMN"}
 
 
 def parse(words: list[str]) -> argparse.Namespace:
@@ -140,7 +141,7 @@ def _add_plan_option(it: Group, field: Field[Any]) -> None:
         metavar = values.braces(option.choices)
     else:
         read = _reader(option.read)
-        metavar = METAVARS.get(option.read, field.name.upper())
+        metavar = METAVARS.get(option.read) or FIELD_METAVARS.get(field.name, field.name.upper())
     it.add_argument(flag, type=read, metavar=metavar, default=argparse.SUPPRESS, help=text)
 
 
@@ -182,7 +183,7 @@ def _add_force(it: Group) -> None:
 
 
 def _add_encoding(it: Group) -> None:
-    it.add_argument("--encoding", help="encoding of the file: utf-8, cp1252, utf-16, ... (what its bytes tell)")
+    it.add_argument("--encoding", help="encoding of the file: utf-8, cp1252, utf-16, ... (recognised)")
 
 
 def _evaluate(it: Parser) -> None:

@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
         if name not in self.commands:
             close = difflib.get_close_matches(name, self.commands, n=1, cutoff=0.5)
             hint = f' Did you mean "{close[0]}"?' if close else ""
-            raise UsageError(f'no command "{self.prog} {name}".{hint} ({self.prog} --help)')
+            raise UsageError(f'{self.prog} has no command "{name}".{hint} ({self.prog} --help)')
         return self.commands[name]
 
     def _unknown(self, name: str) -> str:

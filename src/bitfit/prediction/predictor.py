@@ -103,7 +103,7 @@ class Predictor:
         outputs = self.outputs(reading.encoded)
         predictions = task.predictions(outputs, reading.encoded, examples)
         confusion = task.confusion(predictions, examples)
-        used = f"{found}: the text is column {columns.text!r}, the label is column {columns.label!r}."
+        used = f'{found}: the text is column "{columns.text}", the label is column "{columns.label}".'
         remarks = task.remarks(encoder, reading.encoded, examples)
         return Evaluation(
             task=task,

@@ -79,10 +79,16 @@ class Plan:
     )
     batch: Sequence[int] | int | None = _option(None, "batch sizes, comma-separated (8)", wholes)
     seed: Sequence[int] | int | None = _option(None, "seeds, comma-separated (0)", wholes)
-    epochs: int | None = _option(None, "passes over the training rows (5; more for few rows)", int)
-    recipe: str = _option("default", "plain: a random head, the given rates and epochs, nothing else", choices=RECIPES)
+    epochs: int | None = _option(
+        None, "passes over the training rows (5; the default recipe takes more for few rows)", int
+    )
+    recipe: str = _option(
+        "default",
+        "plain: from a random head, the best rate on dev is kept; --lr, --epochs, --batch or several seeds imply it",
+        choices=RECIPES,
+    )
     evals_per_epoch: int | None = _option(
-        None, "evaluations per epoch; the best checkpoint is kept (2; 10 with --protocol holdout)", int
+        None, "evaluations per epoch, of which the plain recipe keeps the best (2; 10 with --protocol holdout)", int
     )
     schedule: str = _option("linear", "linear: warm-up, then down to 0", choices=("constant", "linear"))
     weight_decay: float = _option(0.0, "weight decay of the trained entries", float)
@@ -92,16 +98,16 @@ class Plan:
         None, "tokens shared by two windows of a long sentence or context (a third of --max-length)", int
     )
     train_size: Sequence[int] | int | None = _option(
-        None, "train on this many rows, drawn evenly by class; several, comma-separated, train a delta each", wholes
+        None, "train on this many rows, classes keep their shares; several, comma-separated, train a delta each", wholes
     )
     data_seed: int = _option(0, "seed of the rows drawn by --train-size and of a dev split", int)
     protocol: str = _option(
         "published", "holdout: a fifth of train picks the checkpoint, and dev is the test", choices=PROTOCOLS
     )
-    data: str | None = _option(None, "folder with the data of named tasks: DATA/TASK/SPLIT.jsonl[.gz] ($BITFIT_DATA)")
-    encoding: str | None = _option(None, "encoding of the files: utf-8, cp1252, utf-16, ... (what their bytes tell)")
+    data: str | None = _option(None, "folder with the data of named tasks: DIR/TASK/SPLIT.jsonl[.gz] ($BITFIT_DATA)")
+    encoding: str | None = _option(None, "encoding of the files: utf-8, cp1252, utf-16, ... (recognised)")
     metric: str | None = _option(
-        None, "metric that picks the best checkpoint and trial (accuracy; spearman for numbers)"
+        None, "main metric; the plain recipe picks checkpoint and trial by it (accuracy; spearman for numbers)"
     )
     positive: str | None = _option(None, "the class, of two, that precision, recall and F1 are about (the rarer)")
     prefix_dropout: bool = _option(False, "dropout below the lowest trained layer too; slower", bool)

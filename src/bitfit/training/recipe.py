@@ -23,6 +23,7 @@ from torch import Tensor
 from ..arrays import Array
 from ..bank.bank import Bank
 from ..bank.lanes import Lane, lane_to_train
+from ..data.examples import Dataset
 from ..data.splits import folds
 from ..delta.delta import Delta
 from ..errors import Diverged
@@ -103,6 +104,11 @@ def follow(
     return recipe.deliver()
 
 
+def uses_folds(dataset: Dataset, exact: bool) -> bool:
+    """Whether every row is held out once: there are few, and no dev file."""
+    return dataset.held_out and not exact and len(dataset.train) + len(dataset.dev) <= FEW
+
+
 class _Recipe:
     """One run of the recipe."""
 
@@ -134,7 +140,7 @@ class _Recipe:
     @property
     def by_fold(self) -> bool:
         """Whether every row is held out once."""
-        return self.dataset.held_out and not self.exact and len(self.whole.examples) <= FEW
+        return uses_folds(self.dataset, self.exact)
 
     # ---- the head alone
 
@@ -440,10 +446,10 @@ def lines(story: Story) -> list[str]:
     percent = f"{100 * story.expected.value:.1f} ({100 * story.expected.low:.1f} to {100 * story.expected.high:.1f})"
     tried = "; ".join(f"{own.name}: {100 * own.score:.1f}" for own in story.candidates)
     chosen = next(own.name for own in story.candidates if own.chosen)
-    told = [f"Tried on {story.how}, by {story.metric}: {tried}."]
-    told.append(f"Chosen: {chosen}, which has the least loss there.")
-    again = f"{story.averaged} trainings averaged, " if story.averaged > 1 else ""
-    told.append(f"The delta: {again}{story.rows:,} rows. Expected on new data: {story.metric} {percent}.")
+    told = [f"Tried with {story.how} ({story.metric}): {tried}."]
+    told.append(f"Chosen by the loss on these rows: {chosen}.")
+    again = f" {story.averaged} times and averaged" if story.averaged > 1 else ""
+    told.append(f"The delta is trained on {story.rows:,} rows{again}. Expected on new data: {story.metric} {percent}.")
     if story.calibration is not None:
         own = story.calibration
         told.append(

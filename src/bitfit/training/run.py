@@ -6,6 +6,7 @@ import hashlib
 import html
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -32,7 +33,7 @@ from . import recipe
 from .calibration import is_rare
 from .checkpoint import SECONDS, Store
 from .compute import threads
-from .convex import solved_head, with_values
+from .convex import FOLDS, solved_head, with_values
 from .evaluation import score_lanes
 from .explain import Story
 from .history import TrainScore
@@ -163,6 +164,8 @@ def _train(
         inputs = [] if isinstance(source, Dataset | Files) else [Path(source)]
         files.check_target(Path(out), *inputs)
         files.check_target(run_folder(out) / "history")
+        with suppress(OSError):
+            run_folder(out).rmdir()  # made by the check; a command that fails before the first step leaves none
     notes: list[str] = []
 
     def note(text: str) -> None:
@@ -222,8 +225,11 @@ def _follow(job: Job, trials: list[Resolved], store: Store, watch: Watch, note: 
     first = trials[0]
     model = Model(job.base, job.task.outputs, first.trial.pool, first.trial.inject)
     _check_selection(first.trial, first.resolution.selection, model, note)
+    exact = plan.seed is not None
+    if recipe.uses_folds(job.dataset, exact):
+        note(f"Few rows, so the dev rows are put back: {FOLDS} folds hold out every row once.")
     try:
-        followed = recipe.follow(job, trials, store, watch, exact=plan.seed is not None, lanes=plan.lanes)
+        followed = recipe.follow(job, trials, store, watch, exact=exact, lanes=plan.lanes)
     except Diverged:
         store.clear()  # there is nothing to go on from
         raise
