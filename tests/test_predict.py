@@ -133,7 +133,7 @@ def test_other_columns_are_taken_when_named_and_said_when_found(delta, base, tmp
     path = tmp_path / "o.csv"
     path.write_text("words,mark,stars\ngood film,positive,1\nbad film,negative,2\n")
     rows, _, notes = Predictor(delta, base).evaluate(path, text="words", label="mark")
-    assert rows == 2 and "'mark'" in notes[0]
+    assert rows == 2 and '"mark"' in notes[0]
 
 
 @pytest.mark.parametrize("texts", [[None], [3], ["\ud800"], [("a", None)]])
