@@ -22,8 +22,10 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from bench import kept_bytes
 from sides import Ours, bert_base, mini
 
+from bitfit import Base
 from bitfit.bank.dropout import drop
 from bitfit.bank.layer import Attention, Layer, Linear
 from bitfit.bank.packed import _by_lane, norm
@@ -123,12 +125,22 @@ def compare(side: Ours, batches: int) -> tuple[float, float]:
     return seconds[0] / batches, seconds[1] / batches
 
 
+def kept(side: Ours, base: Base) -> float:
+    """Bytes kept for the backward pass under autograd, as a multiple of those of the written-out layer."""
+    aside = [*base.encoder.parameters(), side.bank.values]
+    written = kept_bytes(lambda: side.loss(0), aside)
+    with under_autograd():
+        recorded = kept_bytes(lambda: side.loss(0), aside)
+    return recorded / written
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--batches", type=int, default=100)
     batches = parser.parse_args().batches
     torch.set_num_threads(1)
-    print("| model, task | lanes | gradients differ by | written out | autograd | ratio |\n|---|---|---|---|---|---|")
+    print("| model, task | lanes | gradients differ by | written out | autograd | ratio | kept |")
+    print("|---|---|---|---|---|---|---|")
     for name, base, task, size in (
         ("MiniLM, sst2 batch 8", mini, "sst2", 8),
         ("BERT-base, rte batch 8", bert_base, "rte", 8),
@@ -138,7 +150,7 @@ def main() -> None:
             differ = check(side)
             written, recorded = compare(side, batches if base is mini else max(2, batches // 10))
             times = f"{1000 * written:.1f} ms | {1000 * recorded:.1f} ms | {recorded / written:.3f}x"
-            print(f"| {name} | {lanes} | {differ:.1e} | {times} |", flush=True)
+            print(f"| {name} | {lanes} | {differ:.1e} | {times} | {kept(side, base()):.2f}x |", flush=True)
 
 
 if __name__ == "__main__":
