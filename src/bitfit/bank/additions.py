@@ -134,7 +134,7 @@ class Grafted:
 
     def forward(self, y: Tensor, x: Tensor, keep: Keep) -> None:
         """Add to `y` what the graft makes of the lanes' rows of `x`."""
-        source = self.rows.block(x)
+        source = self.rows.block(self._read(x))
         if x is y:  # what is kept must not change with `y`
             source = source.clone() if self.rows.padded is None else source
         keep(source)
@@ -154,7 +154,11 @@ class Grafted:
         for role, tensor in trained.items():
             gradients[id(tensor)] = found[role]
         if below is not None:
-            self.rows.add(below, d_source)
+            self.rows.add(self._read(below), d_source)
+
+    def _read(self, x: Tensor) -> Tensor:
+        """What the graft reads of a layer's inputs or outputs: of the outputs, those of its own matrix only."""
+        return x[:, self.columns] if GRAFTS[self.group.place.graft].reads_output else x
 
     def _by_autograd(self, source: Tensor, above: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The gradients of the inputs and of the tensors that train."""

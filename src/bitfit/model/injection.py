@@ -129,7 +129,7 @@ def _hook(
     graft: Graft, tensors: Mapping[str, Tensor], activation: Activation, columns: slice
 ) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
     def add(_: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        source = out if graft.reads_output else inputs[0]
+        source = out[..., columns] if graft.reads_output else inputs[0]
         change = graft.forward(source.reshape(1, -1, source.shape[-1]), tensors, activation)
         if change.shape[1] == 1:
             change = change.view(-1)
