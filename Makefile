@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check slow bench quality clean
+.PHONY: demo test check slow docs bench quality clean
 
 demo: $(INSTALLED)
 	$(RUN)/bitfit demo
@@ -21,6 +21,10 @@ check: $(INSTALLED)
 slow: $(INSTALLED)
 	$(RUN)/python -m pytest -m slow --timeout 3600
 
+# The site in site/index.html; a broken link or reference is an error. It opens without a server.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --quiet
+
 bench: $(INSTALLED)
 	$(RUN)/python -m pip install --quiet -e ".[bench]"
 	$(RUN)/python benchmarks/bench.py
@@ -33,8 +37,8 @@ quality: $(INSTALLED)
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --upgrade pip
-	$(RUN)/python -m pip install --quiet -e ".[demo,serve,dev]"
+	$(RUN)/python -m pip install --quiet -e ".[demo,serve,dev,docs]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis
