@@ -1,4 +1,4 @@
-"""What MkDocs needs beyond its own: generated parts of pages, files of the repository as pages, pictures in both colours.
+"""What MkDocs needs beyond its own: generated parts, files of the repository as pages, pictures in two colours.
 
 - `<!-- generated: NAME -->` in a page becomes what the function NAME of generated.py returns.
 - `<!-- file: PATH -->` becomes a code block with that file of the repository.

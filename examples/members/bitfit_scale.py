@@ -1,5 +1,7 @@
 """A graft for bitfit: `--inject "scale(W_k + W_v)"` learns a factor for each output of these matrices (as IA3 does)."""
 
+from torch import Tensor
+
 from bitfit.errors import SelectionError
 from bitfit.model.anatomy import Site
 from bitfit.model.grafts import Insertion, Place
@@ -55,7 +57,7 @@ class Scale:
             return f"the delta's scale at {place.module} has shape {shapes['scale']}, its matrix has {outputs} outputs"
         return None
 
-    def start(self, site, generator):
+    def start(self, site, generator) -> Tensor | None:
         """Zeros, which need not be saved."""
         return None
 
@@ -63,11 +65,11 @@ class Scale:
         """s * y for the rows of each lane."""
         return x * tensors["scale"].unsqueeze(1)
 
-    def backward(self, x, tensors, above):
+    def backward(self, x, tensors, above) -> tuple[Tensor, dict[str, Tensor]] | None:
         """Left to autograd."""
         return None
 
-    def merged(self, tensors):
+    def merged(self, tensors) -> Tensor | None:
         """No change of the matrix alone does the same: the bias is scaled as well."""
         return None
 
