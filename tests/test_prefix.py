@@ -104,7 +104,12 @@ def test_training_is_the_same_where_the_states_do_not_fit(base, csv_file, monkey
 def test_each_training_row_passes_the_frozen_layers_once(base, csv_file, monkeypatch, select):
     seen = []
     once = Packed._prefix
-    monkeypatch.setattr(Packed, "_prefix", lambda self, at, n: seen.append(len(at.lengths)) or once(self, at, n))
+
+    def counted(packed, layout, *rest):
+        seen.append(len(layout.lengths))
+        return once(packed, layout, *rest)
+
+    monkeypatch.setattr(Packed, "_prefix", counted)
     _, run = deltas(csv_file, base, select=select)
     assert sum(seen) == len(run.dataset.train) + len(run.dataset.dev)
 

@@ -93,13 +93,28 @@ class Bank:
         self.frozen = 0
         if self._packed is not None and not prefix_dropout:
             self.frozen = self.model.anatomy.layers_below({slot.name for lane in lanes for slot in lane.slots})
+        self.depths = [self.frozen] * len(lanes)  # the first layers of each lane that do not train
+        self._settled: dict[int, frozenset[str]] = {}  # the tensors of a lane that trained and no longer do
+
+    def freeze(self, k: int, layers: int) -> None:
+        """Train lane k's first layers no longer: its backward pass ends there, and they are without dropout."""
+        self.depths[k] = layers
+        self._settled[k] = self.model.anatomy.names_below(layers)
+
+    def entries(self, k: int, names: Container[str]) -> Tensor:
+        """Where the entries of these tensors lie among lane k's trained values."""
+        places = [torch.zeros(0, dtype=torch.int64)]
+        for slot in self.lanes[k].slots:
+            if slot.offset < self.lanes[k].trained and slot.name in names:
+                places.append(torch.arange(slot.offset, slot.offset + slot.size))
+        return torch.cat(places).to(self.values.device)
 
     def logits(self, rows: Mapping[int, Rows], streams: Mapping[int, int] | None = None) -> dict[int, Tensor]:
         """The outputs of each lane's rows, under that lane; with `streams`, dropout is on and seeded per lane."""
         if self._packed is None:
             return self.stock_logits(rows, streams)
         out: dict[int, Tensor] = {}
-        for lanes in _passes(rows):
+        for lanes in self._passes(rows):
             stacks = self._stacks(lanes)
             outputs = self._packed(
                 [rows[k] for k in lanes],
@@ -107,27 +122,44 @@ class Bank:
                 stacks,
                 None if streams is None else [streams[k] for k in lanes],
                 [self.models[k] for k in lanes],
-                self.frozen,
+                self.depths[lanes[0]],
                 self._graft_groups(lanes, [len(rows[k].ids) for k in lanes]),
             )
             out |= zip(lanes, outputs, strict=True)
         return out
 
-    def prefix_bytes(self, rows: Rows) -> int:
-        """How much memory the states of the frozen layers take; 0 if there is no such layer."""
-        each = self.model.output_count(rows) if self.frozen == self.model.anatomy.layers else len(rows.ids)
-        return each * self.model.base.width * 4 if self.frozen else 0
+    def prefix_bytes(self, rows: Rows, layers: int) -> int:
+        """How much memory the states behind so many layers take; 0 if they cannot be kept."""
+        if self._packed is None or not layers:
+            return 0
+        each = self.model.output_count(rows) if layers == self.model.anatomy.layers else len(rows.ids)
+        return each * self.model.base.width * 4
 
     def with_prefix(self, rows: Rows, batches: Iterable[Array]) -> Rows:
-        """The rows with what the frozen layers make of them, computed once, in these batches."""
+        """The rows with what the layers that are frozen in every lane make of them, computed in these batches."""
         if self._packed is None or not self.frozen:
             return rows
-        by_text = self.frozen == self.model.anatomy.layers and self.model.pool != "tokens"
+        return replace(rows, known=self._prefix(self._packed, rows, batches, self.frozen, None))
+
+    def with_lane_prefix(self, rows: Rows, batches: Iterable[Array], k: int) -> Rows:
+        """The rows with what lane k's frozen layers make of them, under its own values."""
+        if self._packed is None or not self.depths[k]:
+            return rows
+        known = self._prefix(self._packed, rows.of_lane(k), batches, self.depths[k], k)
+        return replace(rows, own={**rows.own, k: known})
+
+    def _prefix(self, packed: Packed, rows: Rows, batches: Iterable[Array], layers: int, k: int | None) -> Known:
+        """The states behind the first layers of lane k, or of the base."""
+        by_text = layers == self.model.anatomy.layers and self.model.pool != "tokens"
         states = np.empty((len(rows) if by_text else len(rows.ids), self.model.base.width), np.float32)
         for chosen in batches:
-            found = self._packed.prefix(rows.take(chosen), self.frozen).cpu().numpy()
-            states[chosen if by_text else rows.tokens(chosen)] = found
-        return replace(rows, known=Known(self.frozen, by_text, states))
+            batch = rows.take(chosen)
+            stacks = {} if k is None else self._stacks([k])
+            lane = LaneTensors({}, {}) if k is None else self._lane_tensors(k, stacks)
+            grafts = [] if k is None else self._graft_groups([k], [len(batch.ids)])
+            found = packed.prefix(batch, layers, lane, stacks, grafts, self.model.pool)
+            states[chosen if by_text else rows.tokens(chosen)] = found.cpu().numpy()
+        return Known(layers, by_text, states)
 
     def stock_logits(self, rows: Mapping[int, Rows], streams: Mapping[int, int] | None = None) -> dict[int, Tensor]:
         """The same outputs by the stock model, lane by lane on padded batches: for every architecture."""
@@ -225,7 +257,7 @@ class Bank:
         # and the optimiser reads, one buffer per lane. What does not train is not kept: thousands of lanes of views
         # would weigh as much as their values.
         shape = slot.shape if slot.index is None else (slot.size,)
-        if slot.offset >= self.lanes[k].trained:
+        if slot.offset >= self.lanes[k].trained or slot.name in self._settled.get(k, ()):
             return self.values[k].narrow(0, slot.offset, slot.size).view(shape)
         if (k, number) not in self._leaves:
             with torch.inference_mode(False):  # a leaf first used in an evaluation must serve training too
@@ -233,6 +265,11 @@ class Bank:
                 leaf.grad = self.gradients[k].narrow(0, slot.offset, slot.size).view(shape)
             self._leaves[k, number] = leaf
         return self._leaves[k, number]
+
+    def _passes(self, rows: Mapping[int, Rows]) -> Iterator[list[int]]:
+        """The lanes in turn; those of a pass have the same layers frozen."""
+        for depth in sorted({self.depths[k] for k in rows}):
+            yield from _passes({k: own for k, own in rows.items() if self.depths[k] == depth})
 
     def _graft_groups(self, lanes: list[int], tokens: Sequence[int]) -> list[GraftGroup]:
         """The grafts of some lanes; lanes of equal layout and about as many tokens are stacked."""

@@ -166,12 +166,13 @@ class Packed:
         states = self._known(rows, frozen) if frozen else None
         if states is None or frozen < self.layers:
             layout = self._layout(rows)
+            tensors = BatchTensors(self.originals, lanes, stacks, grafts)
+            pools = [model.pool for model in models]
             if frozen and states is None:
-                states = self._prefix(layout, frozen)
+                states = self._prefix(layout, frozen, tensors, pools)
             if frozen < self.layers:
                 draws = None if streams is None else _draws(rows, streams, self._sites(self.layers), layout.ids.device)
-                step = _Pass(self, BatchTensors(self.originals, lanes, stacks, grafts), layout, draws)
-                states = step.run(states, frozen, self.layers, [model.pool for model in models])
+                states = _Pass(self, tensors, layout, draws).run(states, frozen, self.layers, pools)
         assert states is not None
         counts = [model.output_count(own) for model, own in zip(models, rows, strict=True)]
         seen = torch.split_with_sizes(states, counts)
@@ -184,15 +185,37 @@ class Packed:
             out |= zip(members, self._heads(model, own, [seen[i] for i in members]), strict=True)
         return [out[i] for i in range(len(rows))]
 
-    def prefix(self, rows: Rows, frozen: int) -> Tensor:
-        """What the first layers make of rows: a state per token, or what the head sees if these are all layers."""
-        return self._prefix(self._layout([rows]), frozen)
+    def prefix(
+        self,
+        rows: Rows,
+        frozen: int,
+        lane: LaneTensors,
+        stacks: Mapping[str, Tensor],
+        grafts: Sequence[GraftGroup],
+        pool: str,
+    ) -> Tensor:
+        """What the first layers make of a lane's rows: a state per token, or what the head sees if they are all layers.
+
+        Rows that carry the states of fewer layers go on from those.
+        """
+        tensors = BatchTensors(self.originals, [lane], stacks, grafts)
+        known = rows.known
+        if known is None or known.layers >= frozen:
+            return self._prefix(self._layout([rows]), frozen, tensors, [pool])
+        states = torch.from_numpy(known.states).to(next(self.model.encoder.parameters()).device)
+        return self._prefix(self._layout([rows]), frozen, tensors, [pool], states, known.layers)
 
     @torch.no_grad()
-    def _prefix(self, layout: Layout, frozen: int) -> Tensor:
-        base = [LaneTensors({}, {})] * (len(layout.texts.bounds) - 1)
-        pools = [self.model.pool] * len(base)
-        return _Pass(self, BatchTensors(self.originals, base, {}), layout, None).run(None, 0, frozen, pools)
+    def _prefix(
+        self,
+        layout: Layout,
+        frozen: int,
+        tensors: BatchTensors,
+        pools: Sequence[str],
+        states: Tensor | None = None,
+        start: int = 0,
+    ) -> Tensor:
+        return _Pass(self, tensors, layout, None).run(states, start, frozen, pools)
 
     def _known(self, rows: Sequence[Rows], frozen: int) -> Tensor | None:
         known = [own.known for own in rows if own.known is not None and own.known.layers == frozen]

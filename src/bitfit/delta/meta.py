@@ -64,6 +64,20 @@ class Trial:
     metric: str
     prefix_dropout: bool = True
     dropout: str = "on"
+    autofreeze: bool = False
+
+
+ADDED = {"autofreeze": False}
+"""Fields of a trial that are written only where they differ from this: so finished trials keep their keys."""
+
+
+def trial_table(trial: Trial) -> dict[str, Any]:
+    """A trial as files and keys hold it."""
+    table = asdict(trial)
+    for name, default in ADDED.items():
+        if table[name] == default:
+            del table[name]
+    return table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,8 +182,7 @@ class Meta:
         del table["columns"]["numbered"]  # how files were read, not what they hold
         if self.columns.separator is None:
             del table["columns"]["separator"]  # so that files are the same as before there was one
-        if self.trial is None:
-            table["trial"] = {}
+        table["trial"] = {} if self.trial is None else trial_table(self.trial)
         return table
 
 

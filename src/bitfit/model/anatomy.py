@@ -121,6 +121,12 @@ class Anatomy:
                 lowest = min(lowest, site.layer or 0)
         return lowest
 
+    def names_below(self, layer: int) -> frozenset[str]:
+        """The tensors that the layers before this one use; those outside the layers, but for the pooler's, count to
+        the lowest layer."""
+        below = (site for site in self.sites if site.part != "pooler" and (site.layer or 0) < layer)
+        return frozenset(site.name for site in below)
+
     def in_layernorm(self, site: Site) -> bool:
         """Whether a site is the gamma or the bias of a LayerNorm, whatever the LayerNorm is called."""
         module, _, leaf = site.name.rpartition(".")

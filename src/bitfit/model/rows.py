@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,6 +28,7 @@ class Rows:
     starts: Array  # one more than there are rows
     cut: int = 0  # how many texts were longer than the maximum length
     known: Known | None = None
+    own: Mapping[int, Known] = field(default_factory=dict)  # of lanes with values of their own in their frozen layers
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -46,8 +47,14 @@ class Rows:
         types = np.concatenate([none, *(part.types for part in parts)])
         return cls(ids, types, np.concatenate([[0], np.cumsum(lengths)]), sum(part.cut for part in parts))
 
+    def of_lane(self, k: int) -> Rows:
+        """The rows as lane k takes them: with the states that its own frozen layers make of them, if there are some."""
+        if k not in self.own:
+            return self
+        return replace(self, known=self.own[k], own={})
+
     def take(self, chosen: Array) -> Rows:
-        """The chosen rows, in this order."""
+        """The chosen rows, in this order; of the states only those that all lanes share."""
         starts, source = np.concatenate([[0], np.cumsum(self.lengths[chosen])]), self.tokens(chosen)
         known = self.known
         if known is not None:

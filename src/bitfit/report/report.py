@@ -342,6 +342,7 @@ def _settings(method: Method) -> str:
     told += [f"{method.epochs_times} times the epochs"] if method.epochs_times > 1 else []
     told += [f"starts from {method.init}"] if method.init != "keep" else []
     told += [f"dropout {method.dropout}"] if method.dropout != "on" else []
+    told += ["settled layers are frozen"] if method.autofreeze else []
     told += [method.note] if method.note else []
     return "; ".join(told)
 

@@ -8,6 +8,7 @@ from itertools import groupby
 
 import torch
 
+from ..delta.meta import trial_table
 from ..errors import DataError, Interrupted, SelectionError, UsageError, suggest
 from ..model.audit import count
 from ..model.base import Base
@@ -127,7 +128,7 @@ class Campaign:
                 continue
             trials += [found for found in resolved if found.trial not in where]
             for point, trial in wanted.items():
-                self.keys[point] = key_of(asdict(trial), opened.digest, job.base.fingerprint)
+                self.keys[point] = key_of(trial_table(trial), opened.digest, job.base.fingerprint)
                 where.setdefault(trial, point)
         for group in passes(trials, self.lanes):
             missing = [found for found in group if not self.results.has(self.keys[where[found.trial]])]
@@ -159,6 +160,7 @@ class Campaign:
             metric=job.task.metric,
             prefix_dropout=False,
             dropout=method.dropout,
+            autofreeze=method.autofreeze,
         )
 
     def _pass(self, opening: Opening, job: Job, group: list[Resolved], where: dict[Trial, Point]) -> Pass:

@@ -83,6 +83,7 @@ class Method:
     head: str = "full"
     init: str = "keep"
     dropout: str = "on"
+    autofreeze: bool = False  # settled layers are frozen while it trains
     family: str = ""  # the method's name in other studies, for its colour; its own name if empty
     note: str = ""  # where its rates come from, if not from the paper
 

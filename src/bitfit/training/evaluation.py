@@ -23,8 +23,8 @@ def outputs(job: Job, bank: Bank, lanes: Sequence[int], rows: Rows) -> dict[int,
     out: dict[int, Array] = {}
     with torch.inference_mode():
         for chosen in job.stop.checked(batches(rows, _tokens_per_lane(bank))):
-            batch = rows.take(chosen)
-            for k, logits in bank.logits(dict.fromkeys(lanes, batch)).items():
+            batches_of = {k: rows.of_lane(k).take(chosen) for k in lanes}
+            for k, logits in bank.logits(batches_of).items():
                 model = bank.models[k]
                 if k not in out:
                     out[k] = np.zeros((model.output_count(rows), logits.shape[1]), np.float32)

@@ -33,12 +33,21 @@ class TrainScore:
     rows: int
 
 
+@dataclass(frozen=True)
+class Freezing:
+    """After a step the first layers, so many, no longer train."""
+
+    step: int
+    frozen_layers: int
+
+
 @dataclass
 class History:
     """What was recorded of a trial."""
 
     losses: list[LossPoint] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+    freezings: list[Freezing] = field(default_factory=list)
     diverged: int | None = None  # the step at which the loss was not a number
     train: TrainScore | None = None
 
@@ -46,6 +55,7 @@ class History:
         """Take in the history of another training of the same trial."""
         self.losses += other.losses
         self.evaluations += other.evaluations
+        self.freezings += other.freezings
         if self.diverged is None:
             self.diverged = other.diverged
 
@@ -53,6 +63,7 @@ class History:
         """The records as a history file has them, one table each, in the order of steps."""
         lines = [asdict(point) for point in self.losses]
         lines += [asdict(evaluation) for evaluation in self.evaluations]
+        lines += [asdict(freezing) for freezing in self.freezings]
         lines.sort(key=itemgetter("step"))  # stable: the loss of a step comes before its evaluation
         if self.diverged is not None:
             lines.append({"step": self.diverged, "diverged": True})

@@ -52,6 +52,14 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
+class Prefix:
+    """Whose states lie beside the rows of a job."""
+
+    bank: Bank
+    depths: tuple[int, ...]  # the frozen layers of each lane
+
+
+@dataclass(frozen=True, eq=False)
 class Job:
     """The base, the task and its encoded data."""
 
@@ -64,6 +72,7 @@ class Job:
     stop: Stop
     device: torch.device
     named: NamedTask | None = None
+    prefix: Prefix | None = None  # whose states lie beside the rows
 
     @cached_property
     def tests(self) -> dict[str, Part]:
@@ -85,21 +94,37 @@ class Job:
     def with_prefix(self, bank: Bank) -> Job:
         """The job with the states of the bank's frozen layers beside its rows, as far as memory allows.
 
-        They are computed before the first step in batches that depend on the rows alone, so that a resumed run, which
-        computes them again, sees the same bits.
+        They are computed in batches that depend on the rows alone, so that a resumed run, which computes them again,
+        sees the same bits. Called again, it computes only the states of lanes whose frozen layers became more.
         """
-        left = PREFIX_BYTES
-        parts = {"train": self.train, "dev": self.dev}
-        for name, part in parts.items():
-            size = bank.prefix_bytes(part.rows)
-            if size <= left:
-                left -= size
-                parts[name] = part.with_rows(self._with_states(bank, part.rows))
-        return replace(self, train=parts["train"], dev=parts["dev"])
+        depths = tuple(bank.depths)
+        if self.prefix is None or self.prefix.bank is not bank:
+            job = self._with_states(bank, PREFIX_BYTES, bank.frozen, None)
+            before = [bank.frozen] * len(depths)
+        elif self.prefix.depths == depths:
+            return self
+        else:
+            job, before = self, list(self.prefix.depths)
+        for k, depth in enumerate(depths):
+            if depth != before[k]:
+                job = job._with_states(bank, PREFIX_BYTES // len(depths), depth, k)
+        return replace(job, prefix=Prefix(bank, depths))
 
-    def _with_states(self, bank: Bank, rows: Rows) -> Rows:
-        with torch.inference_mode():
-            return bank.with_prefix(rows, self.stop.checked(by_length(rows, PREFIX_ROWS)))
+    def _with_states(self, bank: Bank, memory: int, layers: int, k: int | None) -> Job:
+        """The job with the states behind so many layers of lane k, or of the base, if there is memory for them."""
+        parts = []
+        for part in (self.train, self.dev):
+            size = bank.prefix_bytes(part.rows, layers)
+            if size <= memory:
+                memory -= size
+                part = part.with_rows(self._states_beside(bank, part.rows, k))
+            parts.append(part)
+        return replace(self, train=parts[0], dev=parts[1])
+
+    def _states_beside(self, bank: Bank, rows: Rows, k: int | None) -> Rows:
+        batches = self.stop.checked(by_length(rows, PREFIX_ROWS))
+        with torch.no_grad():
+            return bank.with_prefix(rows, batches) if k is None else bank.with_lane_prefix(rows, batches, k)
 
 
 def open_job(

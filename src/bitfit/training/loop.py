@@ -24,6 +24,7 @@ from .job import Job
 from .plan import Trial
 
 LOSS_POINTS = 1000  # about as many losses a history holds at most; each is the mean of several steps
+REMEMBERED = "remembered."  # what begins the names of a checkpoint's tensors that `after_evaluation` keeps
 WARMUP = 0.06  # the share of all steps over which the learning rate rises
 
 
@@ -45,11 +46,14 @@ class Runner:
     evaluated: int = -1  # the step of the last evaluation
     history: History = field(default_factory=History)
     pending: list[float] = field(default_factory=list)  # losses that are not in the history yet
+    frozen: int = 0  # the first layers that no longer train
+    remembered: dict[str, Tensor] = field(default_factory=dict)  # by `after_evaluation`; checkpoints hold it
 
     def __post_init__(self) -> None:
         self.flat = self.bank.trained(self.k)
         self.best_values = self.flat.detach().clone()
         self.best_outputs: Array | None = None  # on dev, at the best checkpoint
+        self._settled: tuple[Tensor, Tensor] | None = None  # which entries no longer train, and their values
         trial = self.trial
         self.optimiser = torch.optim.AdamW([self.flat], trial.lr, weight_decay=trial.weight_decay, fused=True)
 
@@ -62,6 +66,13 @@ class Runner:
     def rows_seen(self, all_rows: int) -> int:
         """How many training rows the lane sees in an epoch."""
         return all_rows if self.rows is None else len(self.rows)
+
+    def freeze(self, layers: int) -> None:
+        """Keep the values of the first layers from now on."""
+        self.frozen = layers
+        self.bank.freeze(self.k, layers)
+        entries = self.bank.entries(self.k, self.bank.model.anatomy.names_below(layers))
+        self._settled = entries, self.flat.detach()[entries]
 
     def finish(self, step: int) -> None:
         """End the training; a lane that was never evaluated keeps its last values."""
@@ -82,6 +93,8 @@ class Runner:
             self.bank.gradients[self.k].mul_(self.trial.clip / norm)
         self.optimiser.param_groups[0]["lr"] = self.trial.lr * schedule(self.trial.schedule, step, total)
         self.optimiser.step()
+        if self._settled is not None:  # momentum and weight decay move entries without a gradient too
+            self.flat.detach().index_copy_(0, *self._settled)
         self.bank.gradients[self.k].zero_()
         self._record(step, total, value)
 
@@ -115,6 +128,7 @@ class Runner:
         tensors |= {name: moments[name] for name in _MOMENTS if name in moments}
         if self.best_outputs is not None:
             tensors["outputs"] = torch.from_numpy(self.best_outputs)
+        tensors |= {REMEMBERED + name: tensor for name, tensor in self.remembered.items()}
         return tensors, facts
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any], step: int) -> None:
@@ -126,6 +140,11 @@ class Runner:
         with torch.no_grad():
             self.flat.copy_(tensors["value"])
             self.best_values.copy_(tensors["best"])
+        for name, tensor in tensors.items():
+            if name.startswith(REMEMBERED):
+                self.remembered[name.removeprefix(REMEMBERED)] = tensor.to(self.flat.device)
+        if self.frozen:
+            self.freeze(self.frozen)
         if "outputs" in tensors:
             self.best_outputs = tensors["outputs"].numpy()
         if "exp_avg" in tensors:
@@ -134,7 +153,7 @@ class Runner:
             self.optimiser.state[self.flat] = {"step": torch.tensor(float(step)), **moments}
 
 
-_FACTS = ("status", "best_step", "evaluated", "pending")  # attributes that a checkpoint holds as they are
+_FACTS = ("status", "best_step", "evaluated", "pending", "frozen")  # attributes that a checkpoint holds as they are
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # what AdamW keeps for each value
 
 Watch = Callable[[int, int, int, list[Runner]], None]
@@ -199,7 +218,7 @@ def fit(
 
     `evaluations` are the steps after which lanes are evaluated; without them, as the trial says. A lane that is never
     evaluated ends with its last values. Lanes that see fewer rows than others take as many steps.
-    `after_evaluation` may end lanes; it must be a function of their histories alone.
+    `after_evaluation` may end lanes or freeze layers; it must be a function of what a checkpoint holds.
     """
     trial = runners[0].trial
     rows = max(runner.rows_seen(len(job.train)) for runner in runners)
@@ -207,11 +226,14 @@ def fit(
     if evaluations is None:
         evaluations = evaluation_steps(trial, rows)
     step = resume(store, number, runners)
+    bank = runners[0].bank
     try:
+        job = job.with_prefix(bank)
         evaluate_lanes(job, runners, step, evaluations, after_evaluation)
         while step < total and any(runner.status == "running" for runner in runners):
             job.stop.check()
             step += 1
+            job = job.with_prefix(bank)  # does nothing unless layers were frozen
             running = [runner for runner in runners if runner.status == "running"]
             losses = lane_losses(job, running, step, drops_out(trial, step, rows))
             torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
@@ -241,7 +263,7 @@ def lane_losses(job: Job, runners: list[Runner], step: int, dropout: bool) -> li
     """Each lane's loss on its own batch of this step, with dropout under its own stream."""
     train, bank = job.train, runners[0].bank
     chosen = {runner.k: runner.batch(step, len(train)) for runner in runners}
-    rows = {k: train.rows.take(numbers) for k, numbers in chosen.items()}
+    rows = {k: train.rows.of_lane(k).take(numbers) for k, numbers in chosen.items()}
     streams = None
     if dropout:
         streams = {runner.k: stream(runner.trial.seed, step) for runner in runners}

@@ -90,7 +90,7 @@ def passes(trials: Iterable[Resolved], lanes: int | None = None) -> list[list[Re
         # The layers that are frozen in a pass are those below all of its lanes. With lanes of unlike depth a lane
         # would differ from its separate run: dropout is off in frozen layers.
         alone = resolution.selection.matrix_share > SCATTERED
-        like = (trial.batch, trial.dropout, trial.pool, trial.inject, resolution.depth, alone)
+        like = (trial.batch, trial.dropout, trial.pool, trial.inject, trial.autofreeze, resolution.depth, alone)
         room = 1 if alone else lanes or LANES
         if groups and like == last and len(groups[-1]) < room:
             groups[-1].append(resolved)

@@ -30,6 +30,7 @@ from ..model.selection import Selection
 from ..model.task_model import Model
 from ..tasks.metrics import Score
 from . import recipe
+from .autofreeze import AutoFreeze
 from .calibration import is_rare
 from .checkpoint import SECONDS, Store
 from .compute import threads
@@ -319,12 +320,12 @@ def run_pass(
     if not all(lane.trained for lane in lanes):
         raise UsageError(f"--select {first.select} --head {first.head}: nothing is left to train")
     bank = Bank(model, lanes, first.prefix_dropout)
-    job = job.with_prefix(bank)
     runners = [Runner(resolved.trial, bank, k) for k, resolved in enumerate(group)]
     if solved:
         settle(job, runners, number, store)
     else:
-        fit(job, runners, number, store, watch)
+        after_evaluation = AutoFreeze(runners) if first.autofreeze else None
+        fit(job, runners, number, store, watch, after_evaluation=after_evaluation)
     return finish(job, model, runners, scored)
 
 

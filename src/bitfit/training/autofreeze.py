@@ -1,0 +1,66 @@
+"""Freezing layers while they train, from the lowest up (after AutoFreeze, Liu et al. 2021).
+
+After each evaluation a lane's layers are judged by how far their trained entries moved since the evaluation before,
+relative to how far they have come from their start. A layer below SETTLED has settled. The lowest layers that have all
+settled, the embeddings with them, are frozen: they keep their values, the backward pass ends above them, and what they
+make of each row is computed once. A frozen layer never trains again. Each lane is judged by its own values alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..bank.bank import Bank
+from .history import Freezing
+from .loop import Runner
+
+SETTLED = 0.2
+LAST = "last"  # evaluation's values
+
+
+class AutoFreeze:
+    """Freezes the settled layers of lanes; made before the first step, called after each evaluation."""
+
+    def __init__(self, runners: Sequence[Runner]) -> None:
+        self._starts = {runner.k: runner.flat.detach().clone() for runner in runners}
+        self._layers = {runner.k: _entries_by_layer(runner.bank, runner.k) for runner in runners}
+
+    def __call__(self, runners: Sequence[Runner]) -> None:
+        """Judge the layers of every lane that still runs."""
+        for runner in runners:
+            if runner.status == "running":
+                self._judge(runner)
+
+    def _judge(self, runner: Runner) -> None:
+        start, now = self._starts[runner.k], runner.flat.detach().clone()
+        last = runner.remembered.get(LAST)
+        runner.remembered[LAST] = now
+        if last is None:  # the first interval is all of the way
+            return
+        layers = runner.frozen
+        for entries in self._layers[runner.k][layers:]:
+            if relative_move(start[entries], last[entries], now[entries]) > SETTLED:
+                break
+            layers += 1
+        if layers > runner.frozen:
+            runner.freeze(layers)
+            runner.history.freezings.append(Freezing(runner.evaluated, layers))
+
+
+def relative_move(start: Tensor, last: Tensor, now: Tensor) -> float:
+    """How far values moved since `last` as a share of how far they are from their start; 0 if they never moved."""
+    distance = float(torch.linalg.vector_norm(now - start))
+    return float(torch.linalg.vector_norm(now - last)) / distance if distance else 0.0
+
+
+def _entries_by_layer(bank: Bank, k: int) -> list[Tensor]:
+    """Where the trained entries of each layer lie in lane k; those of the embeddings count to the lowest."""
+    anatomy = bank.model.anatomy
+    layers = []
+    for layer in range(anatomy.layers):
+        names = anatomy.names_below(layer + 1) - anatomy.names_below(layer)
+        layers.append(bank.entries(k, names))
+    return layers
