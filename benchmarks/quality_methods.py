@@ -27,6 +27,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import bitfit
+from bitfit.training import recipe
 
 Array = NDArray[Any]
 Record = dict[str, Any]
@@ -58,6 +59,8 @@ TASKS = {
     "mrpc": Source("mrpc", "train", "test", "sentence1", "label", "sentence2"),
     "rte": Source("rte", "train", "dev", "sentence1", "label", "sentence2"),
     "qnli": Source("qnli", "train_sample", "dev", "question", "label", "sentence"),
+    "qqp": Source("qqp", "train_sample", "heldout_sample", "question1", "label", "question2"),
+    "mnli": Source("mnli", "train_sample", "dev_matched", "premise", "label", "hypothesis"),
     "stsb": Source("stsb", "train", "test", "sentence1", "label", "sentence2", "regression", "spearman"),
     "ud_ewt": Source("ud_ewt", "train", "test", "tokens", "upos", None, "tagging"),
 }
@@ -325,7 +328,12 @@ def trained(source: Source, folder: Path, base: Any, **options: Any) -> dict[str
     run = bitfit.train(folder / "train.jsonl", base, threads=torch.get_num_threads(), **options)
     spent = {"seconds": time.process_time() - began, "wall": time.monotonic() - wall}
     test = load(folder, "test")
-    result = {**judge(source, _answers(source, run.best.delta, base, test), test), **spent}
+    answers = _answers(source, run.best.delta, base, test)
+    result = {**judge(source, answers, test), **spent}
+    if run.story is not None:
+        result |= {"recipe": recipe.VERSION, "story": _summary(run.story)}
+        if run.story.calibration is not None and not run.story.threshold:
+            result["before"] = _uncalibrated(source, answers, test, run.story.calibration.temperature)
     result["trials"] = []
     for outcome in run.trials:
         if outcome.delta is None:
@@ -335,6 +343,28 @@ def trained(source: Source, folder: Path, base: Any, **options: Any) -> dict[str
         facts = {"lr": outcome.trial.lr, "dev": outcome.dev, "test": score, "chosen": own}
         result["trials"].append(facts)
     return result
+
+
+def _summary(story: Any) -> dict[str, Any]:
+    """What the run said of itself that its test score can be compared with."""
+    chosen = next(candidate for candidate in story.candidates if candidate.chosen)
+    frozen = story.candidates[0]
+    summary = {"chosen": chosen.name, "expected": story.expected.value, "head_alone": frozen.score}
+    if story.calibration is not None:
+        summary |= {"temperature": story.calibration.temperature}
+    return summary
+
+
+def _uncalibrated(source: Source, answers: list[Any], test: list[Record], temperature: float) -> dict[str, Any]:
+    """Log loss and calibration error of the same answers without the temperature; empty for words."""
+    if source.kind != "classification":
+        return {}
+    names = list(answers[0])
+    table = np.array([[row[name] for name in names] for row in answers])
+    table = np.clip(table, 1e-12, 1.0) ** temperature
+    table /= table.sum(1, keepdims=True)
+    scored = judge(source, [dict(zip(names, row, strict=True)) for row in table.tolist()], test)
+    return {"log_loss": scored["log_loss"], "calibration_error": scored["calibration_error"]}
 
 
 def _answers(source: Source, delta: Any, base: Any, test: list[Record]) -> list[Any]:
@@ -371,6 +401,7 @@ METHODS: dict[str, Method] = {
     "full, three rates": _with(recipe="plain", select="all"),
     "full, same recipe": _with(select="all"),
     "head alone": _with(select="none"),
+    "lora": _with(select="injected", inject="lora(W_q + W_v, 8)"),
 }
 
 
