@@ -276,6 +276,7 @@ def test_a_flipped_bit_in_gzip_is_an_error(tmp_path):
     [
         (["idx", "Sentence1", "Sentence2", "Score"], ("Sentence1", "Sentence2", "Score")),
         (["hypothesis", "premise", "gold_label"], ("premise", "hypothesis", "gold_label")),
+        (["text", "text_pair", "label"], ("text", "text_pair", "label")),
         (["question", "sentence", "label"], ("question", "sentence", "label")),
         (["query", "passage", "y"], ("query", "passage", "y")),
         (["text_a", "text_b", "label", "guid"], ("text_a", "text_b", "label")),

@@ -22,6 +22,7 @@ PAIRS = (
     ("premise", "hypothesis"),
     ("question1", "question2"),
     ("text1", "text2"),
+    ("text", "textpair"),
     ("texta", "textb"),
     ("sentencea", "sentenceb"),
     ("question", "sentence"),
