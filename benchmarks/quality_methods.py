@@ -14,8 +14,10 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -27,7 +29,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import bitfit
-from bitfit.training import recipe
 
 Array = NDArray[Any]
 Record = dict[str, Any]
@@ -330,8 +331,10 @@ def trained(source: Source, folder: Path, base: Any, **options: Any) -> dict[str
     test = load(folder, "test")
     answers = _answers(source, run.best.delta, base, test)
     result = {**judge(source, answers, test), **spent}
-    if run.story is not None:
-        result |= {"recipe": recipe.VERSION, "story": _summary(run.story)}
+    if getattr(run, "story", None) is not None:  # releases before the recipe have none
+        from bitfit.training.recipe import VERSION
+
+        result |= {"recipe": VERSION, "story": _summary(run.story)}
         if run.story.calibration is not None and not run.story.threshold:
             result["before"] = _uncalibrated(source, answers, test, run.story.calibration.temperature)
     result["trials"] = []
@@ -374,11 +377,12 @@ def _answers(source: Source, delta: Any, base: Any, test: list[Record]) -> list[
         texts = [(record["text"], record["text_pair"]) for record in test]
     else:
         texts = [record["text"] for record in test]
-    answers = bitfit.Predictor(delta, base).answers(texts)
+    answers = list(bitfit.Predictor(delta, base).answers(texts))
     key = {"tagging": "tags", "regression": "value"}.get(source.kind, "scores")
     return [answer[key] for answer in answers]
 
 
+OLD = "025b80b"  # before the recipe: random head, four rates, five epochs
 Method = Callable[[Source, Path, Any], dict[str, Any]]
 
 
@@ -387,6 +391,20 @@ def _with(**options: Any) -> Method:
         return trained(source, folder, base, **options)
 
     return run
+
+
+def _seeded(source: Source, folder: Path, base: Any, seed: int, recipe: str) -> dict[str, Any]:
+    """The default or the plain recipe at another seed. A given `--seed` would turn folds and averages off."""
+    if recipe == "plain":
+        return trained(source, folder, base, recipe=recipe, seed=seed)
+    with mock.patch("bitfit.training.resolved.SEED", seed):
+        return trained(source, folder, base)
+
+
+def seeded(method: str, seed: int) -> Method:
+    """`bitfit` or `bitfit plain` at a seed."""
+    recipe = {"bitfit": "default", "bitfit plain": "plain"}[method]
+    return partial(_seeded, seed=seed, recipe=recipe)
 
 
 def _relation(source: Source, folder: Path, base: Any) -> dict[str, Any]:
@@ -402,6 +420,7 @@ METHODS: dict[str, Method] = {
     "full, same recipe": _with(select="all"),
     "head alone": _with(select="none"),
     "lora": _with(select="injected", inject="lora(W_q + W_v, 8)"),
+    "old default": _with(),  # run with the sources of the commit OLD
 }
 
 
