@@ -418,6 +418,21 @@ def test_the_demo_ends_with_a_page_of_its_own(tiny, tmp_path):
     assert "Three ways to train" in text and "<svg" in text and "Nothing to draw yet" not in text
 
 
+def test_the_page_of_the_demo_shows_answers_confusions_and_calibration(tiny, csv_file, tmp_path):
+    from bitfit import evaluate, load_base, train
+    from bitfit.cli.demo import SENTENCES, sections
+
+    base, delta = load_base(tiny[0]), tmp_path / "d.safetensors"
+    train(csv_file, base, lr=1e-2, epochs=1, out=delta)
+    answers, confusions, calibration = sections(delta, csv_file, base)
+    found = evaluate(delta, csv_file, base)
+    assert [row[0] for row in answers.grids[0].rows] == list(SENTENCES)
+    assert [row[1:] for row in confusions.grids[0].rows] == [[str(count) for count in row] for row in found.confusion]
+    assert len(confusions.grids[1].rows) == min(8, len(found.errors))
+    assert sum(int(row[2]) for row in calibration.grids[0].rows) == 64
+    assert "<svg" in calibration.drawings[0].svg
+
+
 # ---- what is read and encoded, and how often
 
 

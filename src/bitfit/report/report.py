@@ -103,7 +103,24 @@ def _distinct(manifests: Sequence[Manifest]) -> list[Manifest]:
 # ---- the page
 
 
-def as_html(study: Study, bases: Sequence[Findings], verdicts: Sequence[Verdict]) -> str:
+@dataclass(frozen=True)
+class Section:
+    """A part of a page beside what a study has: tables and drawings under a heading."""
+
+    heading: str
+    text: str
+    grids: Sequence[Grid] = ()
+    panels: Sequence[drawing.Panel] = ()
+
+    @property
+    def drawings(self) -> list[Drawing]:
+        """The panels as a page needs them."""
+        return [_drawing(panel) for panel in self.panels]
+
+
+def as_html(
+    study: Study, bases: Sequence[Findings], verdicts: Sequence[Verdict], sections: Sequence[Section] = ()
+) -> str:
     """The page of a study."""
     ran = [findings for findings in bases if findings.done]
     details = [part(findings) for findings in ran for part in (gaps, costs, audit)]
@@ -122,6 +139,7 @@ def as_html(study: Study, bases: Sequence[Findings], verdicts: Sequence[Verdict]
         wins=[text for text in wins if text],
         figures=[drawn(figure, study, ran) for figure in study.figures],
         markers=_markers(ran),
+        sections=sections,
         curves=_curves(study, ran),
         details=details,
         protocol=protocol_grid(study),
@@ -134,8 +152,12 @@ def as_html(study: Study, bases: Sequence[Findings], verdicts: Sequence[Verdict]
 def drawn(figure: Figure, study: Study, bases: Sequence[Findings]) -> DrawnFigure:
     """A figure drawn for a page."""
     panels = figures_of.panels(figure, study, bases)
-    drawings = [Drawing(panel.title, panel.words, markup(drawing.svg(panel.figure))) for panel in panels]
+    drawings = [_drawing(panel) for panel in panels]
     return DrawnFigure(figure.name, figure.caption, figures_of.KINDS[figure.kind].key, drawings)
+
+
+def _drawing(panel: drawing.Panel) -> Drawing:
+    return Drawing(panel.title, panel.words, markup(drawing.svg(panel.figure)))
 
 
 def _curves(study: Study, bases: Sequence[Findings]) -> list[DrawnFigure]:
