@@ -14,17 +14,21 @@ from bitfit.bank.bank import Bank
 from bitfit.bank.lanes import lane_to_train
 from bitfit.data.examples import Examples
 from bitfit.data.splits import folds
-from bitfit.errors import Interrupted
+from bitfit.errors import Diverged, Interrupted
 from bitfit.model.rows import Rows
 from bitfit.model.task_model import Model
-from bitfit.tasks import Task
-from bitfit.training.calibration import Held, calibration_error, temperature, threshold
+from bitfit.tasks import KINDS, Task
+from bitfit.tasks.encode import Encoded
+from bitfit.tasks.metrics import score
+from bitfit.training.calibration import HeldOut, best_shift
 from bitfit.training.convex import States, output_layer, solve, with_values
 from bitfit.training.evaluation import outputs
 from bitfit.training.history import Evaluation, History
+from bitfit.training.job import Part
 from bitfit.training.loop import Runner
 from bitfit.training.plan import Plan, follows_recipe, recipe_epochs
 from bitfit.training.recipe import drop_worst
+from bitfit.training.run import prepare
 from support import ARCHITECTURES, reviews
 
 # A tiny random base says one class for all texts now and then, which is not what is tested here.
@@ -39,11 +43,19 @@ def rows_of(count: int) -> Rows:
     return Rows(np.zeros(count, np.int64), np.zeros(count, np.int64), np.arange(count + 1))
 
 
+def part_of(targets: np.ndarray) -> Part:
+    """A part of the data with one token and one target per example."""
+    count = len(targets)
+    examples = Examples(["text"] * count, None, targets.tolist(), list(range(count)))
+    encoded = Encoded(rows_of(count), np.arange(count), np.zeros((0, 0), np.int64))
+    return Part(examples, encoded, torch.from_numpy(targets), by_token=False)
+
+
 def made_states(count: int = 60, width: int = 5, classes: int = 3) -> States:
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(count, width, generator=generator)
     targets = (values[:, :classes] + torch.randn(count, classes, generator=generator)).argmax(1)
-    return States(rows_of(count), values, targets, False, torch.zeros(width, dtype=torch.float64), 1.0)
+    return States(part_of(targets.numpy()), values, torch.zeros(width, dtype=torch.float64), 1.0)
 
 
 def test_the_solved_head_is_scikit_learns_logistic_regression():
@@ -53,7 +65,7 @@ def test_the_solved_head_is_scikit_learns_logistic_regression():
     strength = 0.1
     head = solve(Task.of("classification", ("a", "b", "c")), states, strength)
     peer = LogisticRegression(C=1 / (strength * len(states.values)), tol=1e-8, max_iter=1000)
-    peer.fit(states.values.numpy(), states.targets.numpy())
+    peer.fit(states.values.numpy(), states.part.targets.numpy())
     np.testing.assert_allclose(head.weight.numpy(), peer.coef_, atol=2e-3)
 
 
@@ -69,7 +81,6 @@ def test_a_shrunk_head_keeps_its_direction_and_has_small_outputs():
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_the_states_of_every_architecture_are_what_its_last_layer_sees(bases, csv_file, architecture, pool):
     from bitfit.training.convex import head_states
-    from bitfit.training.run import prepare
 
     job, trials = prepare(csv_file, bases(architecture), Plan(pool=pool), lambda _: None)
     what, trial = trials[0].resolution, trials[0].trial
@@ -103,8 +114,8 @@ def test_folds_spread_each_class_evenly():
         assert sum(examples.labels[i] for i in fold) == 2
 
 
-def held_with(outputs: np.ndarray, targets: np.ndarray) -> Held:
-    return Held(outputs.astype(np.float32), targets, rows_of(len(outputs)))
+def held_with(task: Task, outputs: np.ndarray, targets: np.ndarray) -> HeldOut:
+    return HeldOut(task, part_of(targets), outputs.astype(np.float32))
 
 
 def test_the_temperature_undoes_a_scale():
@@ -113,27 +124,39 @@ def test_the_temperature_undoes_a_scale():
     chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     targets = np.array([generator.choice(3, p=row) for row in chances])
     task = Task.of("classification", ("a", "b", "c"))
-    held = held_with(4 * logits, targets)
-    found = temperature(task, held)
-    assert found == pytest.approx(4, rel=0.1)
-    assert calibration_error(task, held, found) < 0.03 < calibration_error(task, held)
+    held = held_with(task, 4 * logits, targets)
+    assert held.temperature == pytest.approx(4, rel=0.1)
+    assert held.calibration_error(held.temperature) < 0.03 < held.calibration_error()
 
 
 def test_a_handful_of_rows_cannot_ask_for_an_extreme_temperature():
     task = Task.of("classification", ("a", "b"))
-    held = held_with(np.array([[1.0, -1.0], [1.0, -1.0], [-1.0, 1.0]]), np.array([0, 0, 1]))
-    assert 0.3 < temperature(task, held) < 1
+    held = held_with(task, np.array([[1.0, -1.0], [1.0, -1.0], [-1.0, 1.0]]), np.array([0, 0, 1]))
+    assert 0.3 < held.temperature < 1
 
 
 def test_the_threshold_moves_only_for_a_rare_class():
     generator = np.random.default_rng(0)
     targets = (generator.random(2000) < 0.05).astype(np.int64)
     apart = generator.normal(size=2000) + 2 * targets - 3
-    task = Task.of("classification", ("usual", "rare"))
-    rare = held_with(np.stack([-apart / 2, apart / 2], 1), targets)
-    assert threshold(task, rare, 1.0) > 0.3
+    task = Task.of("classification", ("usual", "rare")).with_positive("rare")
+    rare = held_with(task, np.stack([-apart / 2, apart / 2], 1), targets)
+    assert rare.threshold > 0.3
     half = np.arange(2000) % 2
-    assert threshold(task, held_with(rare.outputs, half), 1.0) == 0
+    assert held_with(task, rare.outputs, half).threshold == 0
+
+
+def test_the_best_shift_is_the_best_of_all_shifts():
+    generator = np.random.default_rng(1)
+    labels = (generator.random(80) < 0.15).astype(np.int64)
+    margins = np.round(generator.normal(size=80) + labels - 2, 1)  # rounded, so that some are equal
+
+    def macro_f1(shift: float) -> float:
+        return score("macro_f1", (margins + shift > 0).astype(np.int64), labels, 2)
+
+    found = best_shift(margins, labels)
+    assert macro_f1(found) == pytest.approx(max(macro_f1(shift) for shift in np.arange(-1, 5, 0.01)))
+    assert macro_f1(found) > macro_f1(0)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +300,7 @@ def test_json_and_suspects_tell_the_story(base, folders, csv_file, tmp_path, cap
 
 def test_studies_solve_the_head_of_a_frozen_base_whatever_the_rate(base, csv_file):
     from bitfit.training.checkpoint import Store
-    from bitfit.training.run import prepare, run_pass
+    from bitfit.training.run import run_pass
 
     plan = Plan(select="none", recipe="plain", lr=[1e-5, 1e-2], epochs=1)
     job, trials = prepare(csv_file, base, plan, lambda _: None)
@@ -295,7 +318,9 @@ def rows_of_kind(kind: str) -> list[dict[str, object]]:
     for number, (text, label) in enumerate(reviews(40)):
         words = text.split()
         good = label == "positive"
-        if kind == "regression":
+        if kind == "classification":
+            records.append({"text": text, "label": label})
+        elif kind == "regression":
             records.append({"text": text, "label": float(good) + number / 100})
         elif kind == "multilabel":
             records.append({"text": text, "labels": ["film"] * ("film" in words) + ["good"] * good})
@@ -318,6 +343,55 @@ def test_the_recipe_serves_every_kind_of_task(base, tmp_path, monkeypatch, kind,
     assert run.best.delta.meta.task == kind and run.best.delta.meta.recipe == "default"
     assert run.story.rows == 40 and len(run.story.candidates) == (1 if select == "none" else 3)
     assert np.isfinite([candidate.loss for candidate in run.story.candidates]).all()
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_the_loss_of_each_row_is_its_loss_alone(base, tmp_path, kind):
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(json.dumps(record) + "\n" for record in rows_of_kind(kind)))
+    job, _ = prepare(source, base, Plan(task=kind), lambda _: None)
+    part, task = job.dev, job.task
+    logits = torch.randn(len(part.targets), task.outputs, generator=torch.Generator().manual_seed(0))
+    found = task.row_losses(logits, part.targets, part.rows)
+    assert torch.allclose(found, Task.row_losses(task, logits, part.targets, part.rows), atol=1e-6)
+
+
+@pytest.mark.parametrize("select", ["bias", "none"])
+def test_the_last_step_counts_windows_not_sentences(base, tmp_path, monkeypatch, select):
+    monkeypatch.setattr("bitfit.training.resolved.recipe_epochs", lambda rows: 1)
+    monkeypatch.setattr("bitfit.training.recipe._Recipe._frozen_is_better", lambda *_: False)
+    source = tmp_path / "rows.jsonl"
+    records = []
+    for record in rows_of_kind("tagging"):
+        records.append({"tokens": 6 * list(record["tokens"]), "tags": 6 * list(record["tags"])})
+    source.write_text("".join(json.dumps(record) + "\n" for record in records))
+    run = train(source, base, task="tagging", max_length=16, select=select)
+    trial = run.best.delta.meta.trial
+    assert trial.train_rows == 40
+    assert trial.best_step > 2 * 40 / trial.batch if select == "bias" else trial.best_step == 0
+
+
+def test_the_histories_of_trials_that_all_diverge_are_written(base, csv_file, tmp_path, quick, monkeypatch):
+    monkeypatch.setattr("bitfit.training.resolved.recipe_rates", lambda rates, rows: (1e30, 1e31))
+    with pytest.raises(Diverged, match="every trial diverged"):
+        train(csv_file, base, out=tmp_path / "d.safetensors")
+    histories = sorted((tmp_path / "d.run").glob("lr*.jsonl"))
+    assert len(histories) == 2
+    assert all('"diverged": true' in path.read_text() for path in histories)
+
+
+def test_a_rejected_trial_is_scored_with_its_threshold(base, tmp_path, quick, monkeypatch):
+    monkeypatch.setattr("bitfit.training.calibration.HeldOut.threshold", 100.0)
+    monkeypatch.setattr("bitfit.training.recipe._Recipe._frozen_is_better", lambda *_: False)
+    source = tmp_path / "rows.csv"
+    lines = [f"{text},{label}\n" for text, label in reviews(64) if label == "positive"]
+    others = [f"{text},{label}\n" for text, label in reviews(64) if label == "negative"][:8]
+    source.write_text("text,label\n" + "".join(lines + others))
+    run = train(source, base)
+    assert len(run.trials) == 2
+    expected = len(lines) / (len(lines) + len(others))  # the second class is said of every text
+    assert [outcome.scores["dev"]["accuracy"].value for outcome in run.trials] == pytest.approx([expected] * 2)
+    assert [candidate.score for candidate in run.story.candidates] == [run.story.expected.value] * 3
 
 
 def test_few_rows_say_that_the_dev_split_is_given_up(base, csv_file, quick):

@@ -78,7 +78,7 @@ def run(done: Any, target: Path, took: float, base: str | None = None) -> None:
         out.print(f"generalisation gap: {metric} {percent(best.gap[metric])} ({train} on train, {dev} on dev)")
     if done.story is not None and 1 < len(done.story.classes) <= MANY_CLASSES:
         cells = [
-            (own.label, f"{own.rows:,}", percent(own.precision), percent(own.recall)) for own in done.story.classes
+            (row.label, f"{row.support:,}", percent(row.precision), percent(row.recall)) for row in done.story.classes
         ]
         out.print(table(["class", "held-out rows", "precision", "recall"], cells))
     out.print(f"{done.baseline_name}: {metric} {percent(done.majority)} on dev")

@@ -70,11 +70,21 @@ class Answering(Task):
 
     def loss(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
         """Cross-entropy over the tokens of each window, the mean over begins, ends and windows."""
+        return -self._logs_of_targets(logits, targets, rows).sum() / (2 * len(rows))
+
+    def row_losses(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
+        """Cross-entropy over the tokens of each window, the mean of its begin and its end."""
+        found = self._logs_of_targets(logits, targets, rows).sum(1)
+        row = torch.from_numpy(np.repeat(np.arange(len(rows)), rows.lengths)).to(found.device)
+        return -found.new_zeros(len(rows)).index_add(0, row, found) / 2
+
+    def _logs_of_targets(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
+        """The logarithms of the probabilities of the targets, token by token; 0 for other tokens."""
         inside = torch.arange(int(rows.lengths.max()))[None] < torch.from_numpy(rows.lengths)[:, None]
         inside = inside.to(logits.device)
         wide = logits.new_full((*inside.shape, 2), -torch.inf)
         wide[inside] = logits
-        return -(wide.log_softmax(1)[inside] * targets).sum() / (2 * len(rows))
+        return wide.log_softmax(1)[inside] * targets
 
     def predictions(self, logits: Array, encoded: Encoded, examples: Examples) -> list[str]:
         """The best span's text."""

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -79,6 +80,14 @@ class Tagging(Task):
         """Cross-entropy, the mean over the tagged words (0 in a batch that has none)."""
         total = functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
         return total / (targets != IGNORED).sum().clamp(min=1)
+
+    def row_losses(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
+        """Cross-entropy, the mean over the tagged words of each row."""
+        losses = functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+        row = torch.from_numpy(np.repeat(np.arange(len(rows)), rows.lengths)).to(losses.device)
+        totals = losses.new_zeros(len(rows)).index_add(0, row, losses)
+        words = losses.new_zeros(len(rows)).index_add(0, row, (targets != IGNORED).to(losses))
+        return totals / words.clamp(min=1)
 
     def predictions(self, logits: Array, encoded: Encoded, examples: Examples) -> list[Array]:
         """The number of the likeliest tag of each word."""
@@ -159,11 +168,14 @@ class Tagging(Task):
         table = softmax(logits[tagged])
         return table.max(-1, initial=0.0), table.argmax(-1) == targets[tagged]
 
-    def gold_and_predicted(self, predictions: Any, examples: Examples) -> tuple[Array, Array] | None:
-        """The numbers of the tags, word by word."""
-        gold = np.concatenate([np.asarray(tags) for tags in examples.labels])
-        predicted = np.concatenate(predictions)
-        return gold[gold >= 0], predicted[gold >= 0]
+    def confusion(self, predictions: Any, examples: Examples) -> Array:
+        """How often each tag (rows) is predicted as each tag (columns), over the tagged words."""
+        table = np.zeros((len(self.labels), len(self.labels)), np.int64)
+        for guess, gold in zip(predictions, examples.labels, strict=True):
+            true = np.asarray(gold, np.int64)
+            tagged = true >= 0
+            np.add.at(table, (true[tagged], np.asarray(guess)[tagged]), 1)
+        return table
 
     def baseline(self, train: Examples, dev: Examples) -> float:
         """Each word's most frequent tag in training; the most frequent of all for a word that is new."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from ..arrays import Array
@@ -160,6 +162,15 @@ class Task(ABC):
     def loss(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
         """The mean over the texts, or over what is labelled in them."""
 
+    def row_losses(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
+        """The loss of each token row by itself. A kind may have a faster way than this, which goes row by row."""
+        losses = []
+        for number in range(len(rows)):
+            row = np.array([number])
+            places = torch.from_numpy(rows.tokens(row) if self.by_token else row)
+            losses.append(self.loss(logits[places], targets[places], rows.take(row)))
+        return torch.stack(losses)
+
     # ---- scoring
 
     @classmethod
@@ -217,10 +228,6 @@ class Task(ABC):
 
     def confidences(self, logits: Array, targets: Array) -> tuple[Array, Array] | None:
         """The probability of each answer and whether it is right; None where answers have no probability."""
-        return None
-
-    def gold_and_predicted(self, predictions: Any, examples: Examples) -> tuple[Array, Array] | None:
-        """The numbers of the true and the predicted label of each text or word; None where there is no single one."""
         return None
 
     @staticmethod

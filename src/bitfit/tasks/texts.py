@@ -83,6 +83,10 @@ class Classification(Task):
         """Cross-entropy."""
         return functional.cross_entropy(logits, targets)
 
+    def row_losses(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
+        """Cross-entropy, text by text."""
+        return functional.cross_entropy(logits, targets, reduction="none")
+
     def predictions(self, logits: Array, encoded: Encoded, examples: Examples) -> Array:
         """A row of scores per example, one for each class."""
         return logits
@@ -137,11 +141,6 @@ class Classification(Task):
         """The probability of the likeliest class, and whether it is the true one."""
         table = softmax(logits)
         return table.max(-1), table.argmax(-1) == targets
-
-    def gold_and_predicted(self, predictions: Any, examples: Examples) -> tuple[Array, Array] | None:
-        """The numbers of the classes."""
-        found = np.asarray(predictions)
-        return np.asarray(examples.labels), found.argmax(-1) if found.ndim == 2 else found
 
     def baseline(self, train: Examples, dev: Examples) -> float:
         """Always the most frequent class; of equals the first."""
@@ -215,6 +214,10 @@ class Regression(Task):
         """Squared error."""
         return functional.mse_loss(logits.squeeze(-1), targets)
 
+    def row_losses(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
+        """Squared error, text by text."""
+        return functional.mse_loss(logits.squeeze(-1), targets, reduction="none")
+
     def predictions(self, logits: Array, encoded: Encoded, examples: Examples) -> Array:
         """Values on the scale of the labels."""
         values: Array = logits[:, 0].astype(np.float64) * self.spread + self.center
@@ -282,6 +285,10 @@ class MultiLabel(Task):
     def loss(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
         """Binary cross-entropy, the mean over texts and labels."""
         return functional.binary_cross_entropy_with_logits(logits, targets)
+
+    def row_losses(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
+        """Binary cross-entropy, text by text."""
+        return functional.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
 
     def predictions(self, logits: Array, encoded: Encoded, examples: Examples) -> list[tuple[int, ...]]:
         """The numbers of the labels above one half."""

@@ -1,93 +1,119 @@
-"""Probabilities that mean what they say: a temperature fitted on predictions of rows that were not trained on."""
+"""Probabilities that mean what they say: temperature and threshold, fitted on predictions of rows not trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..arrays import Array
-from ..model.rows import Rows
 from ..tasks import Task
+from ..tasks.metrics import Score
+from .job import Part
 
 BINS = 15
-RARE = 0.3  # a class with less than this part of an even share of the rows is rare
+RARE = 0.3  # a class with less than this share of an even share of the rows is rare
 BETTER = 0.01  # what a threshold must gain in macro F1
-HOTTEST = 20.0  # the range of temperatures is 1 / HOTTEST to HOTTEST
-STEPS = 60
+HIGHEST = 20.0  # temperatures lie between 1 / HIGHEST and HIGHEST
 PRIOR = 0.5  # standard deviation of the temperature's logarithm
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """Outputs for rows that the model has not seen, and what is true of them."""
+class HeldOut:
+    """Outputs for a part of the data by a model, or by several, that did not train on it."""
 
+    task: Task
+    part: Part
     outputs: Array
-    targets: Array
-    rows: Rows
-    by_token: bool = False
 
-    def loss(self, task: Task, temperature: float = 1.0) -> float:
-        """The loss of the outputs at a temperature."""
+    def loss(self, temperature: float = 1.0) -> float:
+        """The loss at a temperature."""
         scaled = torch.from_numpy(self.outputs / np.float32(temperature))
-        return float(task.loss(scaled, torch.from_numpy(self.targets), self.rows))
+        return float(self.task.loss(scaled, self.part.targets.cpu(), self.part.rows))
 
-    def row_losses(self, task: Task, temperature: float = 1.0) -> Array:
-        """The loss of every row for itself."""
-        scaled = torch.from_numpy(self.outputs / np.float32(temperature))
-        targets = torch.from_numpy(self.targets)
-        losses = []
-        for number in range(len(self.rows)):
-            chosen = np.array([number])
-            places = torch.from_numpy(self.rows.tokens(chosen) if self.by_token else chosen)
-            losses.append(float(task.loss(scaled[places], targets[places], self.rows.take(chosen))))
-        return np.array(losses)
+    @cached_property
+    def row_losses(self) -> Array:
+        """The loss of each token row at the best temperature."""
+        scaled = torch.from_numpy(self.outputs / np.float32(self.temperature))
+        found: Array = self.task.row_losses(scaled, self.part.targets.cpu(), self.part.rows).numpy()
+        return found
+
+    def take(self, examples: Array) -> HeldOut:
+        """Some of the examples."""
+        return replace(self, part=self.part.take(examples), outputs=self.outputs[self.part.outputs_of(examples)])
+
+    @cached_property
+    def temperature(self) -> float:
+        """The temperature with the least loss; 1 for a kind of task whose answers are not probabilities.
+
+        A normal prior around 1 keeps a handful of rows from asking for extremes.
+        """
+        rows = len(self.part)
+        if not rows or self.calibration_error() is None:
+            return 1.0
+        from scipy.optimize import minimize_scalar
+
+        def total(log: float) -> float:
+            return rows * self.loss(float(np.exp(log))) + (log / PRIOR) ** 2 / 2
+
+        limit = float(np.log(HIGHEST))
+        found = minimize_scalar(total, bounds=(-limit, limit), method="bounded")
+        return float(np.exp(found.x))
+
+    @cached_property
+    def threshold(self) -> float:
+        """What to add to the second of two classes, after the temperature, if one is rare; 0: nothing.
+
+        It gives the best macro F1, if that gains BETTER at least.
+        """
+        if self.task.positive is None or not is_rare(self.task, self.part.targets.cpu().numpy()):
+            return 0.0
+        margins = (self.outputs[:, 1] - self.outputs[:, 0]) / self.temperature
+        return best_shift(margins, self.part.targets.cpu().numpy())
+
+    @cached_property
+    def calibrated(self) -> HeldOut:
+        """The same with temperature and threshold."""
+        outputs = self.outputs / np.float32(self.temperature)
+        if self.threshold:
+            outputs[:, -1] += np.float32(self.threshold)
+        return replace(self, outputs=outputs)
+
+    def calibration_error(self, temperature: float = 1.0) -> float | None:
+        """Expected calibration error: the mean distance of confidence and accuracy over bins of equal width.
+
+        None for a kind of task whose answers are not probabilities.
+        """
+        found = self.task.confidences(self.outputs / np.float32(temperature), self.part.targets.cpu().numpy())
+        if found is None or not len(found[0]):
+            return None
+        counts, confidence, right = reliability(*found)
+        return float(np.abs(confidence - right).sum() / counts.sum())
+
+    @cached_property
+    def predictions(self) -> Any:
+        """One prediction per example, as the task scores them."""
+        return self.task.predictions(self.outputs, self.part.encoded, self.part.examples)
+
+    @cached_property
+    def scores(self) -> dict[str, Score]:
+        """Every metric with its interval."""
+        return self.task.scores(self.predictions, self.part.examples)
+
+    @property
+    def score(self) -> float:
+        """The main metric."""
+        return self.task.score(self.predictions, self.part.examples)
 
 
-def temperature(task: Task, held: Held) -> float:
-    """The temperature with the least loss; 1 for a kind of task whose answers are not probabilities.
-
-    A normal prior around 1 keeps a handful of rows from asking for extremes.
-    """
-    if task.confidences(held.outputs, held.targets) is None or not len(held.rows):
-        return 1.0
-    limit = float(np.log(HOTTEST))
-
-    def total(log: float) -> float:
-        return len(held.rows) * held.loss(task, float(np.exp(log))) + (log / PRIOR) ** 2 / 2
-
-    return float(np.exp(least(total, -limit, limit)))
-
-
-def least(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function of one number with a single valley is least: golden-section search."""
-    golden = (5**0.5 - 1) / 2
-    inner = [high - golden * (high - low), low + golden * (high - low)]
-    values = [function(inner[0]), function(inner[1])]
-    for _ in range(STEPS):
-        if values[0] < values[1]:
-            high = inner[1]
-            inner = [high - golden * (high - low), inner[0]]
-            values = [function(inner[0]), values[0]]
-        else:
-            low = inner[0]
-            inner = [inner[1], low + golden * (high - low)]
-            values = [values[1], function(inner[1])]
-    return (low + high) / 2
-
-
-def calibration_error(task: Task, held: Held, temperature: float = 1.0) -> float | None:
-    """Expected calibration error: the mean distance of confidence and accuracy over bins of equal width."""
-    found = task.confidences(held.outputs / np.float32(temperature), held.targets)
-    if found is None or not len(found[0]):
-        return None
-    confidence, right = found
-    bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    counts = np.bincount(bins, minlength=BINS)
-    apart = np.bincount(bins, confidence, BINS) - np.bincount(bins, right.astype(np.float64), BINS)
-    return float(np.abs(apart).sum() / counts.sum())
+def reliability(confidence: Array, right: Array, bins: int = BINS) -> tuple[Array, Array, Array]:
+    """By bins of equal width of the confidence: the answers in it, the sum of their confidences, the right ones."""
+    number = np.minimum((confidence * bins).astype(np.int64), bins - 1)
+    counts = np.bincount(number, minlength=bins)
+    return counts, np.bincount(number, confidence, bins), np.bincount(number, right.astype(np.float64), bins)
 
 
 def is_rare(task: Task, labels: Array) -> bool:
@@ -96,31 +122,23 @@ def is_rare(task: Task, labels: Array) -> bool:
     return bool(counts.min() < RARE * counts.mean())
 
 
-def threshold(task: Task, held: Held, temperature: float) -> float:
-    """What to add to the second of two classes for the best macro F1 if one of them is rare; 0: nothing."""
-    if task.outputs != 2 or held.by_token or held.targets.dtype.kind != "i" or not is_rare(task, held.targets):
+def best_shift(margins: Array, labels: Array) -> float:
+    """The shift of the second class's margins with the best macro F1; 0 if it gains less than BETTER.
+
+    Each cut between two neighbouring margins is tried: below it the first class is predicted, above it the second.
+    """
+    order = np.argsort(margins, kind="stable")
+    margins, second = margins[order], labels[order] == 1
+    below = np.arange(len(margins) + 1)
+    first_hits = np.concatenate([[0], np.cumsum(~second)])
+    second_hits = second.sum() - (below - first_hits)
+    first_f1 = 2 * first_hits / np.maximum(1, below + (~second).sum())
+    second_f1 = 2 * second_hits / np.maximum(1, len(margins) - below + second.sum())
+    scores = (first_f1 + second_f1) / 2
+    unmoved = scores[np.searchsorted(margins, 0, side="right")]
+    cuts = np.where(margins[1:] > margins[:-1], scores[1:-1], -1.0)  # equal margins cannot be told apart
+    if not len(cuts) or cuts.max() < unmoved + BETTER:
         return 0.0
-    apart = (held.outputs[:, 1] - held.outputs[:, 0]) / temperature
-    order = np.sort(apart)
-    shifts = -(order[1:] + order[:-1]) / 2
-    scores = np.array([_macro_f1(apart + shift > 0, held.targets) for shift in shifts])
-    if not len(scores) or scores.max() < _macro_f1(apart > 0, held.targets) + BETTER:
-        return 0.0
-    best = shifts[scores == scores.max()]
+    shifts = -(margins[1:] + margins[:-1]) / 2
+    best = shifts[cuts == cuts.max()]
     return float(best[np.abs(best).argmin()])
-
-
-def shifted(outputs: Array, shift: float) -> Array:
-    """The outputs with `shift` added to the last class."""
-    moved = outputs.copy()
-    moved[:, -1] += np.float32(shift)
-    return moved
-
-
-def _macro_f1(predicted: Array, gold: Array) -> float:
-    scores = []
-    for label in (0, 1):
-        true, said = gold == label, predicted == label
-        below = true.sum() + said.sum()
-        scores.append(2 * (true & said).sum() / below if below else 0.0)
-    return float(np.mean(scores))

@@ -21,7 +21,6 @@ from ..bank.lanes import Lane, lane_to_train
 from ..data.splits import folds
 from ..model.anatomy import HEAD
 from ..model.resolution import Resolution
-from ..model.rows import Rows
 from ..model.selection import Selection
 from ..model.task_model import Model
 from ..tasks import Task
@@ -38,29 +37,33 @@ SMALL = 0.2  # the spread of the outputs of a head that training starts from
 
 
 @dataclass(frozen=True, eq=False)
-class States:
-    """What the head's last layer sees of some rows under the base alone, and what the loss compares."""
+class Split:
+    """Numbers of examples that are trained on and of examples that are held out."""
 
-    rows: Rows
-    values: Tensor  # one state per output row, centred and scaled
-    targets: Tensor
-    by_token: bool
+    train: Array
+    held: Array
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """What the head's last layer sees of a part of the data under the base alone."""
+
+    part: Part
+    values: Tensor  # one state per output, centred and scaled
     center: Tensor
     scale: float
 
-    @property
-    def count(self) -> int:
-        """How many rows of outputs there are."""
-        return len(self.values)
+    def take(self, examples: Array) -> States:
+        """The states of some examples."""
+        outputs = torch.from_numpy(self.part.outputs_of(examples))
+        return replace(self, part=self.part.take(examples), values=self.values[outputs])
 
-    def places(self, chosen: Array) -> Array:
-        """Where the outputs of some rows lie."""
-        return self.rows.tokens(chosen) if self.by_token else chosen
-
-    def take(self, chosen: Array) -> States:
-        """The states of some rows."""
-        places = torch.from_numpy(self.places(chosen))
-        return replace(self, rows=self.rows.take(chosen), values=self.values[places], targets=self.targets[places])
+    def loss(self, task: Task, outputs: Tensor) -> Tensor:
+        """The task's loss of outputs in double precision."""
+        targets = self.part.targets.cpu()
+        if targets.is_floating_point():
+            targets = targets.double()
+        return task.loss(outputs, targets, self.part.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +79,7 @@ class Linear:
 
     def shrunk(self, states: States, spread: float = SMALL) -> Linear:
         """The same direction with outputs that vary by `spread` only; the bias stays."""
-        varied = float((self(states) - self.bias).std(0).mean()) if states.count > 1 else 0.0
+        varied = float((self(states) - self.bias).std(0).mean()) if len(states.values) > 1 else 0.0
         return Linear(self.weight * (spread / varied if varied > 0 else 1.0), self.bias)
 
     def raw(self, states: States) -> tuple[Tensor, Tensor]:
@@ -114,11 +117,7 @@ def head_states(job: Job, part: Part, resolution: Resolution, inject: str, seed:
     center = found.double().mean(0)
     scale = float(found.double().std(0).mean()) if len(found) > 1 else 1.0
     scale = scale if math.isfinite(scale) and scale > 0 else 1.0
-    targets = part.targets.cpu()
-    if targets.is_floating_point():
-        targets = targets.double()
-    standardised = (found - center.float()) / scale
-    return States(part.rows, standardised, targets, model.pool == "tokens", center, scale)
+    return States(part, (found - center.float()) / scale, center, scale)
 
 
 def with_values(lane: Lane, values: dict[str, Tensor]) -> Lane:
@@ -145,7 +144,7 @@ def solve(task: Task, states: States, strength: float, start: Linear | None = No
     def objective() -> Tensor:
         optimiser.zero_grad()
         weight, bias = both[:, :-1], both[:, -1]
-        loss = task.loss(values @ weight.T + bias, states.targets, states.rows)
+        loss = states.loss(task, values @ weight.T + bias)
         total = loss + strength / 2 * weight.square().sum() + BIAS_PENALTY / 2 * bias.square().sum()
         total.backward()  # type: ignore[no-untyped-call]
         return total
@@ -165,34 +164,31 @@ class Solution:
     predicted: Array  # outputs for held-out rows, each by a head that has not seen it; zeros for others
 
 
-def sampled(part: Part, by_token: bool) -> Array:
-    """The examples that a head is solved on: all, or a seeded draw with at most MOST_OUTPUTS rows of outputs."""
-    weights = part.rows.lengths if by_token else None
+def sampled(part: Part) -> Array:
+    """The examples that a head is solved on: all, or a seeded draw with at most MOST_OUTPUTS outputs."""
+    weights = part.rows.lengths if part.by_token else None
     counts = np.bincount(part.encoded.owner, weights, len(part.examples))
     order: Array = np.random.default_rng(0).permutation(len(counts))
     fitting = np.cumsum(counts[order]) <= MOST_OUTPUTS
     return np.sort(order[fitting])
 
 
-def taken(part: Part, examples: Array, by_token: bool) -> Part:
-    """Some examples of a part, numbered anew."""
-    rows = part.encoded.rows_of(examples)
-    places = torch.from_numpy(part.rows.tokens(rows) if by_token else rows)
-    return Part(part.examples.take(examples.tolist()), part.encoded.take(examples), part.targets[places])
-
-
 def solved_head(job: Job, resolution: Resolution, inject: str, seed: int) -> dict[str, Tensor]:
     """The tensors of the last layer of a head solved on the training rows, its strength cross-validated."""
     model = Model(job.base, job.task.outputs, resolution.pool, inject)
-    by_token = model.pool == "tokens"
-    part = taken(job.train, sampled(job.train, by_token), by_token)
+    part = job.train.take(sampled(job.train))
     states = head_states(job, part, resolution, inject, seed)
-    rows = np.arange(len(part))
+    solution = cross_validated(job, states, fold_splits(part, job.task, seed))
+    return tensors_of(output_layer(model), solution.head, states)
+
+
+def fold_splits(part: Part, task: Task, seed: int) -> list[Split]:
+    """Splits that hold out every example once."""
+    everything = np.arange(len(part.examples))
     splits = []
-    for fold in folds(part.examples, job.task.kind, FOLDS, seed):
-        held = part.encoded.rows_of(np.array(fold))
-        splits.append((np.setdiff1d(rows, held), held))
-    return tensors_of(output_layer(model), cross_validated(job, states, splits).head, states)
+    for fold in folds(part.examples, task.kind, FOLDS, seed):
+        splits.append(Split(np.setdiff1d(everything, fold), np.sort(np.array(fold, np.int64))))
+    return splits
 
 
 def tensors_of(layer: str, head: Linear, states: States) -> dict[str, Tensor]:
@@ -201,19 +197,16 @@ def tensors_of(layer: str, head: Linear, states: States) -> dict[str, Tensor]:
     return {f"{layer}.weight": weight, f"{layer}.bias": bias}
 
 
-def cross_validated(job: Job, states: States, splits: Sequence[tuple[Array, Array]]) -> Solution:
-    """Choose the strength by the loss on held-out rows and solve on all rows with it.
-
-    A split is the rows that are trained on and those that are held out.
-    """
-    trained = [states.take(seen) for seen, _ in splits]
-    held = [states.take(unseen) for _, unseen in splits]
+def cross_validated(job: Job, states: States, splits: Sequence[Split]) -> Solution:
+    """Choose the strength by the loss on held-out examples and solve on all of them with it."""
+    trained = [states.take(split.train) for split in splits]
+    held = [states.take(split.held) for split in splits]
     starts: list[Linear | None] = [None] * len(splits)
     best: tuple[float, float, list[Linear]] | None = None
     worse = 0
     for strength in STRENGTHS:
         job.stop.check()
-        heads = [solve(job.task, own, strength, start) for own, start in zip(trained, starts, strict=True)]
+        heads = [solve(job.task, seen, strength, start) for seen, start in zip(trained, starts, strict=True)]
         loss = mean_loss(job.task, heads, held)
         starts = list(heads)
         if best is None or loss < best[0]:
@@ -224,16 +217,24 @@ def cross_validated(job: Job, states: States, splits: Sequence[tuple[Array, Arra
         if worse == WORSE:
             break
     assert best is not None
-    predicted = np.zeros((states.count, job.task.outputs), np.float32)
-    for head, (_, unseen), own in zip(best[2], splits, held, strict=True):
-        predicted[states.places(unseen)] = head(own).numpy()
-    return Solution(solve(job.task, states, best[1]), best[1], best[0], predicted)
+    loss, strength, heads = best
+    predicted = held_out_outputs(states, splits, heads)
+    return Solution(solve(job.task, states, strength), strength, loss, predicted)
+
+
+def held_out_outputs(states: States, splits: Sequence[Split], heads: Sequence[Linear]) -> Array:
+    """What the head of each split says of the examples that the split holds out; zeros for others."""
+    predicted = np.zeros((len(states.values), len(heads[0].bias)), np.float32)
+    for head, split in zip(heads, splits, strict=True):
+        predicted[states.part.outputs_of(split.held)] = head(states.take(split.held)).numpy()
+    return predicted
 
 
 def mean_loss(task: Task, heads: Sequence[Linear], held: Sequence[States]) -> float:
-    """The loss of each head on its own rows, the mean over all rows."""
+    """The loss of each head on the states it has not seen, the mean over all token rows."""
     total, count = 0.0, 0
-    for head, own in zip(heads, held, strict=True):
-        total += float(task.loss(head(own), own.targets, own.rows)) * len(own.rows)
-        count += len(own.rows)
+    for head, unseen in zip(heads, held, strict=True):
+        rows = len(unseen.part)
+        total += float(unseen.loss(task, head(unseen))) * rows
+        count += rows
     return total / count

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..arrays import Array
-from ..data.examples import Examples
-from ..tasks import Task
-from ..tasks.metrics import Score
-from .calibration import Held, temperature
-from .convex import Solution, States, solve
-from .job import Job, Part
+from ..tasks.metrics import ClassScore, Score
+from .calibration import HeldOut
+from .convex import Solution, Split, States, held_out_outputs, solve
+from .job import Job
 
-PAIRS = 5  # of confused classes that are shown
+PAIRS = 5  # of confused classes that are listed
+SHOWN = 3  # of these in the sentences
 DRAWS = 4  # of half of the rows, for the learning curve
 SURE = 0.6  # the probability of another class from which a label looks wrong
-DOUBTED = 0.2  # the probability of its own class up to which a label looks wrong
+DOUBTED = 0.2  # the probability of the given class up to which a label looks wrong
 
 
 @dataclass(frozen=True)
@@ -31,16 +29,6 @@ class Candidate:
     loss: float  # at the best temperature
     score: float
     chosen: bool = False
-
-
-@dataclass(frozen=True)
-class ClassScore:
-    """How well one class is told from the others."""
-
-    label: str
-    rows: int
-    precision: float
-    recall: float
 
 
 @dataclass(frozen=True)
@@ -59,13 +47,13 @@ class Curve:
     rows: int
     half: float
     spread: float
-    all: float
+    full: float
 
     @property
     def helps(self) -> bool:
         """Whether the second half of the rows helped by more than chance does."""
         error = self.spread / math.sqrt(DRAWS)
-        return self.all - self.half > 2 * error
+        return self.full - self.half > 2 * error
 
 
 @dataclass(frozen=True)
@@ -77,7 +65,7 @@ class Suspect:
     label: str
     suggested: str
     probability: float  # of the suggested label
-    own: float  # of the label it has
+    label_probability: float  # of the label it has
 
 
 @dataclass(frozen=True)
@@ -107,71 +95,99 @@ class Story:
     suspects: tuple[Suspect, ...] = field(default=(), repr=False)
 
 
-def class_scores(task: Task, predictions: object, examples: Examples) -> tuple[ClassScore, ...]:
-    """Precision and recall of every class that occurs."""
-    found = task.gold_and_predicted(predictions, examples)
-    if found is None:
+def confusions(held: HeldOut) -> tuple[Confusion, ...]:
+    """The most frequent mistakes; none where there are no classes."""
+    table = held.task.confusion(held.predictions, held.part.examples)
+    if table is None:
         return ()
-    gold, predicted = found
-    scores = []
-    for number, label in enumerate(task.labels):
-        true, said = gold == number, predicted == number
-        hits = int((true & said).sum())
-        if true.any():
-            precision = hits / int(said.sum()) if said.any() else 0.0
-            scores.append(ClassScore(label, int(true.sum()), precision, hits / int(true.sum())))
-    return tuple(scores)
+    wrong = table.copy()
+    np.fill_diagonal(wrong, 0)
+    found = []
+    for place in np.argsort(-wrong, axis=None, kind="stable")[:PAIRS]:
+        true, predicted = np.unravel_index(place, wrong.shape)
+        if wrong[true, predicted]:
+            labels = held.task.labels
+            found.append(Confusion(labels[true], labels[predicted], int(wrong[true, predicted])))
+    return tuple(found)
 
 
-def confusions(task: Task, predictions: object, examples: Examples) -> tuple[Confusion, ...]:
-    """The most frequent mistakes."""
-    found = task.gold_and_predicted(predictions, examples)
-    if found is None:
-        return ()
-    gold, predicted = found
-    wrong = gold != predicted
-    pairs, counts = np.unique(np.stack([gold[wrong], predicted[wrong]], 1), axis=0, return_counts=True)
-    order = np.argsort(-counts, kind="stable")[:PAIRS]
-    labels = task.labels
-    return tuple(Confusion(labels[pairs[i, 0]], labels[pairs[i, 1]], int(counts[i])) for i in order)
+def calibration(held: HeldOut) -> Calibration | None:
+    """What the temperature does; None where answers are not probabilities."""
+    before = held.calibration_error()
+    after = held.calibration_error(held.temperature)
+    if before is None or after is None:
+        return None
+    return Calibration(held.temperature, before, after)
 
 
-def learning_curve(
-    job: Job,
-    states: States,
-    splits: Sequence[tuple[Array, Array]],
-    solution: Solution,
-    score: Callable[[Array], float],
-) -> Curve:
-    """The score of the head alone on held-out rows, solved on half of the other rows and on all of them."""
+def learning_curve(job: Job, states: States, splits: Sequence[Split], solution: Solution) -> Curve:
+    """The score of the head alone on held-out examples, solved on half of the other ones and on all of them."""
+    examples = np.sort(np.concatenate([split.held for split in splits]))
+    held = HeldOut(job.task, states.part, solution.predicted)
     scores = []
     for draw in range(DRAWS):
-        predicted = np.zeros_like(solution.predicted)
-        for seen, unseen in splits:
+        heads = []
+        for split in splits:
             job.stop.check()
-            half = np.random.default_rng(draw).permutation(seen)[: max(1, len(seen) // 2)]
-            head = solve(job.task, states.take(np.sort(half)), solution.strength)
-            predicted[states.places(unseen)] = head(states.take(unseen)).numpy()
-        scores.append(score(predicted))
-    rows = len(splits[0][0])
-    return Curve(rows, float(np.mean(scores)), float(np.std(scores, ddof=1)), score(solution.predicted))
+            half = np.random.default_rng(draw).permutation(split.train)[: max(1, len(split.train) // 2)]
+            heads.append(solve(job.task, states.take(np.sort(half)), solution.strength))
+        halved = HeldOut(job.task, states.part, held_out_outputs(states, splits, heads))
+        scores.append(halved.take(examples).score)
+    rows = len(splits[0].train)
+    return Curve(rows, float(np.mean(scores)), float(np.std(scores, ddof=1)), held.take(examples).score)
 
 
-def suspects(task: Task, held: Held, part: Part, numbers: Array) -> tuple[Suspect, ...]:
-    """Examples whose label the head alone, which has not seen them, takes for another; the surest first.
-
-    `held` is what it says of the examples of a part that `numbers` names.
-    """
-    examples = part.examples.take(numbers.tolist())
-    if held.by_token or task.gold_and_predicted(held.outputs, examples) is None:
+def suspects(held: HeldOut) -> tuple[Suspect, ...]:
+    """Examples whose label a head that has not seen them takes for another; the surest first."""
+    task, part = held.task, held.part
+    examples = part.examples
+    if part.by_token or task.confusion(held.predictions, examples) is None:
         return ()
-    warm = np.float32(temperature(task, held))
+    outputs = held.outputs / np.float32(held.temperature)
     found = []
-    for number, answer in enumerate(task.answers(held.outputs / warm, part.encoded.take(numbers), examples)):
+    for number, answer in enumerate(task.answers(outputs, part.encoded, examples)):
         label = task.labels[examples.labels[number]]
-        own = answer["scores"][label]
-        if answer["label"] != label and answer["score"] >= SURE and own <= DOUBTED:
+        given = answer["scores"][label]
+        if answer["label"] != label and answer["score"] >= SURE and given <= DOUBTED:
             text = examples.texts[number] + (f" | {examples.pairs[number]}" if examples.pairs else "")
             line = examples.lines[number] if examples.lines else number
-            found.append(Suspect(line, text, label, answer["label"], answer["score"], own))
-    return tuple(sorted(found, key=lambda suspect: suspect.own))
+            found.append(Suspect(line, text, label, answer["label"], answer["score"], given))
+    return tuple(sorted(found, key=lambda suspect: suspect.label_probability))
+
+
+def sentences(story: Story) -> list[str]:
+    """The story in a few sentences."""
+    tried = "; ".join(f"{candidate.name}: {100 * candidate.score:.1f}" for candidate in story.candidates)
+    chosen = next(candidate.name for candidate in story.candidates if candidate.chosen)
+    told = [f"Tried with {story.how} ({story.metric}): {tried}."]
+    told.append(f"Chosen by the loss on these rows: {chosen}.")
+    again = f" {story.averaged} times and averaged" if story.averaged > 1 else ""
+    expected = f"Expected on new data: {story.metric} {_with_interval(story.expected)}."
+    told.append(f"The delta is trained on {story.rows:,} rows{again}. {expected}")
+    if story.calibration is not None:
+        told.append(_of_calibration(story.calibration))
+    if story.threshold:
+        told.append(f"A class is rare: {story.threshold:+.2f} is added to the output of the second class.")
+    if story.confusions:
+        pairs = [f"{pair.label} taken for {pair.taken_for} ({pair.rows})" for pair in story.confusions[:SHOWN]]
+        told.append(f"Most confused: {', '.join(pairs)}.")
+    if story.curve is not None:
+        told.append(_of_curve(story.curve))
+    if story.suspects:
+        told.append(f"{len(story.suspects):,} labels look wrong; --suspects FILE lists them.")
+    return told
+
+
+def _with_interval(score: Score) -> str:
+    return f"{100 * score.value:.1f} ({100 * score.low:.1f} to {100 * score.high:.1f})"
+
+
+def _of_calibration(found: Calibration) -> str:
+    errors = f"calibration error {found.before:.3f} before and {found.after:.3f} after"
+    return f"Probabilities: temperature {found.temperature:.2f}, {errors}."
+
+
+def _of_curve(curve: Curve) -> str:
+    half = f"{100 * curve.half:.1f} with half of the rows (± {100 * curve.spread:.1f})"
+    verdict = "more rows are likely to help" if curve.helps else "more rows may help little"
+    return f"The head alone: {half}, {100 * curve.full:.1f} with all: {verdict}."

@@ -31,11 +31,17 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Examples as the bank takes them, with the targets of the loss."""
+    """Examples as the bank takes them, with the targets of the loss.
+
+    Three kinds of numbers name the same data. Examples are numbered as the file has them. A token row is a text, or a
+    window of a long one; batches are drawn from token rows. An output belongs to a token row, or to a single token
+    where the head sees every token; outputs and targets have the same numbers.
+    """
 
     examples: Examples
     encoded: Encoded
     targets: Tensor
+    by_token: bool  # whether there is an output per token
 
     def __len__(self) -> int:
         """The number of token rows: one per text, or one per window of a long text."""
@@ -45,6 +51,20 @@ class Part:
     def rows(self) -> Rows:
         """The token rows."""
         return self.encoded.rows
+
+    def rows_of(self, examples: Array) -> Array:
+        """The numbers of the token rows of some examples."""
+        return self.encoded.rows_of(examples)
+
+    def outputs_of(self, examples: Array) -> Array:
+        """The numbers of the outputs of some examples."""
+        rows = self.rows_of(examples)
+        return self.rows.tokens(rows) if self.by_token else rows
+
+    def take(self, examples: Array) -> Part:
+        """Some examples, numbered anew."""
+        targets = self.targets[torch.from_numpy(self.outputs_of(examples))]
+        return Part(self.examples.take(examples.tolist()), self.encoded.take(examples), targets, self.by_token)
 
     def with_rows(self, rows: Rows) -> Part:
         """The same part with other rows, such as those that carry the states of the frozen layers."""
@@ -87,9 +107,7 @@ class Job:
     def train_sample(self) -> Part:
         """At most TRAIN_SCORE_ROWS training examples, to score on."""
         chosen: Array = np.random.default_rng(0).permutation(len(self.train.examples))[:TRAIN_SCORE_ROWS]
-        encoded = self.train.encoded.take(chosen)
-        examples = self.train.examples.take(chosen.tolist())
-        return _part(self.task, examples, encoded, self.device)
+        return self.train.take(chosen)
 
     def with_prefix(self, bank: Bank) -> Job:
         """The job with the states of the bank's frozen layers beside its rows, as far as memory allows.
@@ -174,9 +192,6 @@ def _task(dataset: Dataset, named: NamedTask | None, metric: str | None, positiv
 
 def encode_part(task: Task, encoder: Encoder, examples: Examples, device: torch.device) -> Part:
     """Encode examples and their targets."""
-    return _part(task, examples, task.encode(encoder, examples), device)
-
-
-def _part(task: Task, examples: Examples, encoded: Encoded, device: torch.device) -> Part:
+    encoded = task.encode(encoder, examples)
     targets = torch.from_numpy(task.targets(encoded, examples))
-    return Part(examples, encoded, targets.to(device))
+    return Part(examples, encoded, targets.to(device), task.by_token)

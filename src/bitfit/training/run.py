@@ -36,7 +36,7 @@ from .checkpoint import SECONDS, Store
 from .compute import threads
 from .convex import FOLDS, solved_head, with_values
 from .evaluation import score_lanes
-from .explain import Story
+from .explain import Story, sentences
 from .history import TrainScore
 from .job import Job, Note, Part, open_job
 from .loop import Runner, Watch, fit, settle
@@ -229,15 +229,13 @@ def _follow(job: Job, trials: list[Resolved], store: Store, watch: Watch, note: 
     exact = plan.seed is not None
     if recipe.uses_folds(job.dataset, exact):
         note(f"Few rows, so the dev rows are put back: {FOLDS} folds hold out every row once.")
-    try:
-        followed = recipe.follow(job, trials, store, watch, exact=exact, lanes=plan.lanes)
-    except Diverged:
-        store.clear()  # there is nothing to go on from
-        raise
+    followed = recipe.follow(job, trials, store, watch, exact=exact, lanes=plan.lanes)
+    if followed.best is None or followed.story is None:
+        return _Trained(followed.trials, None)
     best = followed.best
     if plan.gap:
         best = _with_scores(job, best, {"train": job.train_sample})
-    for line in recipe.lines(followed.story):
+    for line in sentences(followed.story):
         note(line)
     outcomes = [best if outcome is followed.best else outcome for outcome in followed.trials]
     return _Trained(outcomes, best, followed.story)
