@@ -158,16 +158,18 @@ def _mean_of(apart: dict[tuple[str, int], list[float]]) -> str:
 def summary(found: Sequence[Result]) -> Iterator[str]:
     """Mean rank, mean score and the worst loss, over the cells that every method of a table has."""
     present = [name for name in METHODS if any(r["method"] == name for r in found)]
-    several = [name for name in present if name in SETTLED]
-    pairs = [["linear", "bitfit"], ["linear", "bitfit", "full, three rates"], ["linear", "bitfit", "lora"]]
-    pairs.append(["linear", "bitfit", "full, same recipe"])
-    for chosen in (several, *pairs):
+    groups = [tuple(name for name in present if name in SETTLED), ("linear", "bitfit")]
+    for other in ("full, three rates", "bitfit plain", "lora", "full, same recipe", "head alone"):
+        groups.append(("linear", "bitfit", other))
+    for chosen in dict.fromkeys(groups):
         means = _means(found, chosen)
         if set(chosen) <= set(present) and len(chosen) > 1 and means:
             yield _summary_table(found, chosen, means)
 
 
-def _summary_table(found: Sequence[Result], chosen: list[str], means: dict[tuple[str, int], dict[str, float]]) -> str:
+def _summary_table(
+    found: Sequence[Result], chosen: tuple[str, ...], means: dict[tuple[str, int], dict[str, float]]
+) -> str:
     table = np.array([[row[name] for name in chosen] for row in means.values()])
     ranks = (-table).argsort(1).argsort(1) + 1
     lines = [f"{len(means)} cells (task and size) that all of these have:\n"]
