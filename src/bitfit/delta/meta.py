@@ -9,6 +9,7 @@ would get wrong raises FORMAT.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from ..values import read_known
 FORMAT = 1
 POOLS = ("cls", "mean", "tokens")  # what the head reads
 MAX_LAYERS = 1000
+HUB_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}  # of the bases that packages bring
+HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 LARGEST = 1e300  # of a number that is shown or drawn
 
 
@@ -111,7 +114,7 @@ class Meta:
     max_length: int
     stride: int = 0
     metric: str
-    metrics: Mapping[str, Mapping[str, Score]]  # split -> metric -> score
+    metrics: Mapping[str, Mapping[str, Score]]  # split -> metric -> score; empty: never scored
     trial: TrialRecord | None = None  # None: the delta was not made by a training
     trained: int
     total: int
@@ -154,7 +157,7 @@ class Meta:
             raise ValueError(f"labels: a {self.task} task needs some")
 
     def _check_scores(self) -> None:
-        if self.metric not in self.metrics.get("dev", ()):
+        if self.metrics and self.metric not in self.metrics.get("dev", ()):
             raise ValueError(f"metrics: lacks the dev score by {self.metric[:40]}")
         for scores in self.metrics.values():
             for score in scores.values():
@@ -167,9 +170,14 @@ class Meta:
             _require_numbers("change", row)
 
     @property
-    def score(self) -> Score:
-        """The dev score by the metric that picked the checkpoint."""
-        return self.metrics["dev"][self.metric]
+    def score(self) -> Score | None:
+        """The dev score by the metric that picked the checkpoint; None if the delta was never scored."""
+        return self.metrics["dev"][self.metric] if self.metrics else None
+
+    @property
+    def hub_base(self) -> str | None:
+        """The base's hub id; None if the base was a folder."""
+        return self.base if self.hub and HUB_ID.fullmatch(self.base) else HUB_NAMES.get(self.base)
 
     @property
     def pairs(self) -> bool:

@@ -50,7 +50,7 @@ class Changes:
 
 def describe(name: str, delta: Delta, size: int) -> dict[str, Any]:
     """What `/v1/tasks` shows of a task."""
-    meta = delta.meta
+    meta, score = delta.meta, delta.meta.score
     return {
         "name": name,
         "version": version_of(delta),
@@ -58,8 +58,8 @@ def describe(name: str, delta: Delta, size: int) -> dict[str, Any]:
         "labels": list(delta.labels),
         "pairs": meta.pairs,
         "metric": meta.metric,
-        "score": meta.score.value,
-        "interval": [meta.score.low, meta.score.high],
+        "score": None if score is None else score.value,
+        "interval": None if score is None else [score.low, score.high],
         "select": meta.select,
         "trained": meta.trained,
         "max_length": meta.max_length,

@@ -162,8 +162,8 @@ class TaskInfo(BaseModel):
     labels: list[str]
     pairs: bool = Field(description="whether it takes two texts")
     metric: str
-    score: float = Field(description="on the dev set of its training")
-    interval: list[float]
+    score: float | None = Field(description="on the dev set of its training; null if it was never scored")
+    interval: list[float] | None
     select: str
     trained: int = Field(description="parameters trained")
     max_length: int
