@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -53,6 +55,30 @@ def writing(path: Path, mark: str = "", follow: bool = True) -> Iterator[BinaryI
         if not direct:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing_folder(path: Path) -> Iterator[Path]:
+    """A folder to write files into that takes its place at `path` when the block ends; after an error nothing has
+    changed. What exists at `path` already must be an empty folder."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError(f"{path}: already exists and is not empty; name another folder with --out")
+    made = not path.exists()
+    check_target(path / "file")  # creates the folder
+    try:
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        try:
+            yield temporary
+            temporary.chmod(0o755)
+            path.rmdir()
+            temporary.rename(path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise WriteError(f"{path}: cannot be written ({error.strerror or error})") from error
+    finally:
+        if made and path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
 
 
 def check_target(path: Path, *inputs: Path) -> None:

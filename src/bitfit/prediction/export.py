@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 from ..bank.lanes import lane_of_delta
 from ..delta.delta import Delta, write_entries
 from ..delta.fold import fold as folded
-from ..errors import DeltaError, UsageError
-from ..files import check_target
+from ..errors import DeltaError, WriteError
+from ..files import writing_folder
 from ..model.anatomy import HEAD
 from ..model.architectures import architecture
 from ..model.base import Base
@@ -41,29 +40,18 @@ def export(delta: Delta, base: Base, folder: str | Path, fold: bool = False) -> 
     With `fold` the biases that others can stand for are left as the base has them.
     """
     target = Path(folder)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target}: already exists and is not empty; name another folder with --out")
     task = Task.of_delta(delta)
     model = Model(base, task.outputs, delta.meta.pool)
     lane_of_delta(model, delta)  # the same checks as for wearing it
     if fold:
         delta = folded(delta, model)
-    made = not target.exists()
-    check_target(target / "README.md")
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        exported = _save(delta, base, model, task, temporary)
+    with writing_folder(target) as temporary:
+        try:
+            exported = _save(delta, base, model, task, temporary)
+        except SafetensorError as error:
+            raise WriteError(f"{target}: cannot be written ({error})") from error
         _tokenizer(base, delta.meta.max_length).save_pretrained(temporary)
         (temporary / "README.md").write_text(card(delta, base, task, exported), encoding="utf-8")
-        temporary.chmod(0o755)
-        target.rmdir()
-        temporary.rename(target)
-    except (OSError, SafetensorError) as error:
-        raise DeltaError(f"{target}: cannot be written ({error})") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if made and target.is_dir() and not any(target.iterdir()):
-            target.rmdir()
     return target
 
 
@@ -79,8 +67,7 @@ def _tokenizer(base: Base, max_length: int) -> Any:
 
 def _save(delta: Delta, base: Base, model: Model, task: Task, folder: Path) -> Exported:
     """Write configuration and weights; what a reader of the card must know of them."""
-    head = {name.removeprefix(HEAD): torch.from_numpy(np.array(v)) for name, v in delta.head.items()}
-    head = _on_label_scale(head, task)
+    head = head_tensors(delta, task)
     whole = _stock_model(base, model, task) or copy.deepcopy(base.encoder)
     stock = stock_class(base, model, task) is not None
     encoder = whole.base_model if stock else whole
@@ -98,7 +85,7 @@ def _save(delta: Delta, base: Base, model: Model, task: Task, folder: Path) -> E
         grafts = {name: tensor for name, tensor in delta.grafts(base).items() if name not in lacking}
         adapters = _merge(target_of(encoder, base.config.model_type, base.anatomy), grafts)
     if stock:
-        for name, value in _renamed(head, whole, task).items():
+        for name, value in renamed(head, whole, task).items():
             owner, _, attribute = name.rpartition(".")
             whole.get_submodule(owner)._parameters[attribute] = nn.Parameter(value)
     own_code = bool(outside or adapters) or not stock
@@ -212,8 +199,8 @@ def stock_class(base: Base, model: Model, task: Task) -> str | None:
         return name
     if model.pool == "mean" or type(base.config) not in getattr(transformers, name)._model_mapping:
         return None
-    whole = _empty(base, name, task)
-    return name if len(_linears(whole, task)) == 1 and _fits(base, whole) else None
+    whole = empty_task_model(base, name, task.outputs)
+    return name if len(linears(whole, task.outputs)) == 1 and _fits(base, whole) else None
 
 
 def _stock_model(base: Base, model: Model, task: Task) -> nn.Module | None:
@@ -223,14 +210,15 @@ def _stock_model(base: Base, model: Model, task: Task) -> nn.Module | None:
         return None
     if model.pool == "cls":
         return copy.deepcopy(model.whole)
-    whole = _empty(base, name, task).to_empty(device="cpu")
+    whole = empty_task_model(base, name, task.outputs).to_empty(device="cpu")
     whole.base_model.load_state_dict(base.encoder.state_dict(), strict=False)  # type: ignore[union-attr]
     return whole
 
 
-def _empty(base: Base, name: str, task: Task) -> nn.Module:
+def empty_task_model(base: Base, name: str, outputs: int) -> nn.Module:
+    """A model of a class of transformers without weights."""
     config = copy.deepcopy(base.config)
-    config.num_labels = task.outputs
+    config.num_labels = outputs
     with torch.device("meta"):
         return getattr(transformers, name).from_config(config)  # type: ignore[no-any-return]
 
@@ -240,18 +228,25 @@ def _fits(base: Base, whole: nn.Module) -> bool:
     return wanted.keys() <= base.encoder.state_dict().keys() and not base.missing & wanted.keys()
 
 
-def _linears(whole: nn.Module, task: Task) -> list[str]:
+def linears(whole: nn.Module, outputs: int) -> list[str]:
     """The linear layers outside the encoder, if they alone make the head."""
     prefix = str(whole.base_model_prefix) + "."
     own = {name: m for name, m in whole.named_modules() if not (name + ".").startswith(prefix) and m._parameters}
-    fitting = [n for n, m in own.items() if isinstance(m, nn.Linear) and m.out_features == task.outputs]
+    fitting = [n for n, m in own.items() if isinstance(m, nn.Linear) and m.out_features == outputs]
     return fitting if len(fitting) == len(own) else []
 
 
-def _renamed(head: dict[str, Tensor], whole: nn.Module, task: Task) -> dict[str, Tensor]:
+def head_tensors(delta: Delta, task: Task) -> dict[str, Tensor]:
+    """The head as a class of transformers computes it: on the scale of the labels."""
+    head = {name.removeprefix(HEAD): torch.from_numpy(np.array(v)) for name, v in delta.head.items()}
+    return _on_label_scale(head, task)
+
+
+def renamed(head: dict[str, Tensor], whole: nn.Module, task: Task) -> dict[str, Tensor]:
+    """The head's tensors by the names that a class of transformers gives them."""
     if not task.by_token:
         return head
-    name = _linears(whole, task)[0]
+    name = linears(whole, task.outputs)[0]
     return {f"{name}.{form}": head[f"classifier.{form}"] for form in ("weight", "bias")}
 
 
