@@ -13,6 +13,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what `__get
     from .model.selection import Selection as Selection
     from .model.task_model import Model as Model
     from .prediction.export import export as export
+    from .prediction.peft_export import export_peft as export_peft
+    from .prediction.peft_import import import_peft as import_peft
     from .prediction.predictor import MixedPredictor as MixedPredictor
     from .prediction.predictor import Predictor as Predictor
     from .prediction.predictor import evaluate as evaluate
@@ -40,6 +42,8 @@ _HOMES = {
     "Predictor": "prediction.predictor",
     "MixedPredictor": "prediction.predictor",
     "export": "prediction.export",
+    "export_peft": "prediction.peft_export",
+    "import_peft": "prediction.peft_import",
     "select": "model.audit",
     "count": "model.audit",
     "Selection": "model.selection",

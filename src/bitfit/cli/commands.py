@@ -212,14 +212,35 @@ def inspect(args: argparse.Namespace) -> None:
 
 
 def export(args: argparse.Namespace) -> None:
+    if args.peft and args.fold:
+        raise UsageError("--fold: PEFT adds biases to those of the base and needs them as they are; remove --fold")
     from ..delta.delta import Delta
     from ..prediction.export import export as write
+    from ..prediction.peft_export import export_peft
     from ..prediction.predictor import base_of
     from . import show
 
     found = Delta.load(args.delta)
-    folder = write(found, base_of(found, args.base), args.out, args.fold)
+    base = base_of(found, args.base)
+    folder = export_peft(found, base, args.out) if args.peft else write(found, base, args.out, args.fold)
     show.out.print(f"wrote {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+
+
+def import_(args: argparse.Namespace) -> None:
+    target = args.out or Path(args.folder.resolve().name + ".safetensors")
+    check_target(target, args.folder)
+    from ..prediction.peft_import import import_peft
+    from . import show
+
+    found = import_peft(
+        args.folder, args.base, task=args.task, labels=args.labels, max_length=args.max_length, pairs=args.pairs
+    )
+    size = found.save(target)
+    if args.json:
+        show_json({"delta": str(target), **contracts.inspection(found, size)})
+    else:
+        show.delta(found, size)
+        show.note(f"wrote {target}; score it with: bitfit evaluate {target} DATA")
 
 
 def study(args: argparse.Namespace) -> None:
@@ -279,9 +300,9 @@ def doctor(args: argparse.Namespace) -> None:
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
-    command.__name__.replace("_", "-"): command
+    command.__name__.strip("_").replace("_", "-"): command
     for command in (
-        *(demo, train, predict, evaluate, count, inspect, export),
+        *(demo, train, predict, evaluate, count, inspect, export, import_),
         *(study, serve, bench_serve, tasks, doctor),
     )
 }

@@ -226,7 +226,22 @@ def _export(it: Parser) -> None:
     _add_delta(it)
     it.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write")
     it.add_argument("--fold", action="store_true", help="merge biases into later ones where that changes no prediction")
+    it.add_argument("--peft", action="store_true", help="write a LoRA or bias delta as a PEFT folder instead")
     _add_base(it)
+
+
+def _import(it: Parser) -> None:
+    it.add_argument(
+        "folder", metavar="DIR", type=Path, help="a PEFT folder: adapter_config.json and adapter_model.safetensors"
+    )
+    it.add_argument("--out", type=Path, metavar="FILE", help="the delta file (the name of DIR with .safetensors)")
+    _add_base(it)
+    _add_json(it)
+    unsaid = it.add_argument_group("what PEFT folders do not say")
+    unsaid.add_argument("--labels", type=values.names, metavar="A,B,...", help="the classes in order (of the base)")
+    unsaid.add_argument("--task", metavar="KIND", help="kind of task, if it is not that of the folder's task type")
+    unsaid.add_argument("--pairs", action="store_true", help="inputs are two texts")
+    unsaid.add_argument("--max-length", type=values.positive, metavar="N", help="tokens at which texts are cut (512)")
 
 
 def _serve(it: Parser) -> None:
@@ -277,6 +292,7 @@ COMMANDS: dict[str, tuple[str, Any]] = {
     "count": ("count parameters by term; encoder, embeddings, pooler and head are listed apart", _count),
     "inspect": ("show what a delta is and which terms it changed most", _inspect),
     "export": ("write a plain transformers folder with the delta merged in, and a model card", _export),
+    "import": ("read a LoRA or BEFT folder of PEFT as a delta", _import),
     "study": ("repeat tables and figures of the papers: list, show, run, report", add_study),
     "serve": ("serve a folder of deltas over HTTP (tokens: BITFIT_TOKEN, BITFIT_CHANGE_TOKEN or ..._FILE)", _serve),
     "bench-serve": ("put load on a service; show its throughput and latency", _bench_serve),

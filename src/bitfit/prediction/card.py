@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,6 @@ class Exported:
 def card(delta: Delta, base: Base, task: Task, exported: Exported) -> str:
     """The card as Markdown."""
     meta = delta.meta
-    score = meta.score
     share = f"{meta.trained:,} of {meta.total:,} parameters ({meta.trained / meta.total:.3%})"
     labels = ", ".join(f"`{_plain(label)}`" for label in task.labels)
     what = task.card.format(texts="text pairs" if meta.pairs else "texts", labels=labels)
@@ -36,14 +36,58 @@ def card(delta: Delta, base: Base, task: Task, exported: Exported) -> str:
 
 {what}
 Selection `{_plain(meta.select)}`, head `{meta.head}`: {share} were trained; everything else is the base's own.
-Dev {meta.metric} {100 * score.value:.1f} (95% interval {100 * score.low:.1f} to {100 * score.high:.1f}).
-{cut}
+{_score(delta)}{cut}
 {_folded(delta)}{_differences(exported)}
 ## Use
 {_pipeline(task, exported)}
 ```python
 {_usage(delta, base, task, exported)}```
 """
+
+
+def peft_card(delta: Delta, base: Base, task: Task) -> str:
+    """The card of a PEFT folder as Markdown."""
+    meta = delta.meta
+    share = f"{meta.trained:,} of {meta.total:,} parameters ({meta.trained / meta.total:.3%})"
+    labels = ", ".join(f"`{_plain(label)}`" for label in task.labels)
+    what = task.card.format(texts="text pairs" if meta.pairs else "texts", labels=labels)
+    names = f", id2label={dict(enumerate(map(_plain, task.labels)))!r}" if task.labels else ""
+    source = meta.hub_base or meta.base
+    return f"""---
+base_model: {json.dumps(source)}
+library_name: peft
+tags: ["bitfit"]
+---
+# {_plain(meta.base)} fine-tuned by bitfit, for PEFT
+
+{what}
+Selection `{_plain(meta.select)}`: {share} were trained.
+{_score(delta)}
+## Use
+
+```python
+import torch
+from peft import PeftModel
+from transformers import {task.transformers_class}, AutoTokenizer
+
+base = {json.dumps(source)}
+tokenizer = AutoTokenizer.from_pretrained(base)
+model = {task.transformers_class}.from_pretrained(base, num_labels={task.outputs}{names}, dtype=torch.float32)
+model = PeftModel.from_pretrained(model, ".").eval()
+batch = tokenizer({task.card_input(meta.pairs)}, max_length={meta.max_length}, return_tensors="pt")
+with torch.no_grad():
+    output = model(**batch)
+logits = {task.card_logits}
+```
+"""
+
+
+def _score(delta: Delta) -> str:
+    score = delta.meta.score
+    if score is None:
+        return ""
+    interval = f"95% interval {100 * score.low:.1f} to {100 * score.high:.1f}"
+    return f"Dev {delta.meta.metric} {100 * score.value:.1f} ({interval}).\n"
 
 
 def _pipeline(task: Task, exported: Exported) -> str:
