@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what `__get
     from .prediction.predictor import Predictor as Predictor
     from .prediction.predictor import evaluate as evaluate
     from .prediction.predictor import predict as predict
+    from .report.comparison import Comparison as Comparison
+    from .report.comparison import compare as compare
     from .serve.client import Client as Client
     from .tasks import Task as Task
     from .training.plan import Plan as Plan
@@ -50,6 +52,8 @@ _HOMES = {
     "Delta": "delta.delta",
     "Bank": "bank.bank",
     "Model": "model.task_model",
+    "compare": "report.comparison",
+    "Comparison": "report.comparison",
     "Task": "tasks",
     "Client": "serve.client",
 }

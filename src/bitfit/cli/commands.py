@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,28 @@ def default_out(source: str) -> Path:
     name = Path(source).name.removesuffix(".gz")
     stem = Path(name).stem if Path(source).is_file() else name
     return Path((stem or "delta") + ".safetensors")
+
+
+def compare(args: argparse.Namespace) -> None:
+    from ..study.methods import ComparePlan
+
+    # Made before torch is imported: a wrong option must not cost the seconds that this takes.
+    options = {entry.name: getattr(args, entry.name) for entry in fields(ComparePlan) if hasattr(args, entry.name)}
+    ComparePlan(**options)
+    from ..report.comparison import compare as run
+    from . import show
+
+    target = args.out or Path(default_out(args.source).stem + "-compare")
+    check_target(target / "compare.html", Path(args.source))
+    with suppress(OSError):
+        target.rmdir()  # made by the check; a command that fails before the first step leaves none
+    with show.training_bar(quiet=args.json) as watch:
+        more = {"out": target, "watch": watch, "say": show.note, **_checkpoint_seconds()}
+        found: Any = run(args.source, args.base, **options, **more)
+    if args.json:
+        show_json({**found.json(), "page": str(target / "compare.html")})
+    else:
+        show.comparison(found, target / "compare.html")
 
 
 def predict(args: argparse.Namespace) -> None:
@@ -302,7 +324,7 @@ def doctor(args: argparse.Namespace) -> None:
 COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     command.__name__.strip("_").replace("_", "-"): command
     for command in (
-        *(demo, train, predict, evaluate, count, inspect, export, import_),
+        *(demo, train, compare, predict, evaluate, count, inspect, export, import_),
         *(study, serve, bench_serve, tasks, doctor),
     )
 }

@@ -149,6 +149,44 @@ def _reader(read: Any) -> values.Reader:
     return values.expecting(EXPECTED[read], read) if read in EXPECTED else read
 
 
+def _compare(it: Parser) -> None:
+    it.usage = "%(prog)s DATA [options]"
+    it.add_argument("source", metavar="DATA", help="what `bitfit train` takes: a file, a folder or a named task")
+    what = it.add_argument_group("what is compared")
+    _add_base(what)
+    what.add_argument(
+        "--methods",
+        metavar="NAMES",
+        help="comma-separated: bitfit, b_m2+b_q, layernorm, lora, adapters, head, full (all of these), or selections",
+    )
+    for name, text in (
+        ("seeds", "seeds of each method (3)"),
+        ("rates", "learning rates of each method on the first seed (3, and up to 2 more if the best is at the edge)"),
+        ("epochs", "passes over the training rows (5; more for few rows)"),
+        ("train-size", "most training rows"),
+        ("max-length", "tokens per text (128; 384 with a question)"),
+    ):
+        what.add_argument(f"--{name}", type=values.positive, metavar="N", default=argparse.SUPPRESS, help=text)
+    what.add_argument("--budget", metavar="TIME", help="90s, 10m or 2h: fewer seeds, then rates, then rows to fit it")
+    data = it.add_argument_group("data")
+    data.add_argument("--task", help="a named task, or a kind (recognised)")
+    for name in ("text", "text_pair", "label"):
+        option = "--" + name.replace("_", "-")
+        data.add_argument(option, metavar="COLUMN", help=f"{name.replace('_', ' ')} column (recognised)")
+    _add_data(data)
+    _add_encoding(data)
+    data.add_argument("--separator", metavar="TEXT", help="what stands between several labels of a row (| or ;)")
+    data.add_argument("--metric", help="metric that chooses and is compared (accuracy; spearman for numbers)")
+    data.add_argument("--positive", metavar="LABEL", help="of two classes the one that f1 is about (the rarer)")
+    run = it.add_argument_group("run")
+    run.add_argument("--threads", type=values.positive, metavar="N", help="CPU threads")
+    run.add_argument("--device", choices=plan.DEVICES, default="auto", help="where to compute (auto)")
+    run.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder of the page and all results (NAME-compare, in this folder)"
+    )
+    _add_json(run)
+
+
 def _predict(it: Parser) -> None:
     _add_delta(it)
     it.add_argument(
@@ -287,6 +325,7 @@ def _doctor(it: Parser) -> None:
 COMMANDS: dict[str, tuple[str, Any]] = {
     "demo": ("real MiniLM weights on real movie reviews: train, compare, use", _demo),
     "train": ("train a delta on a labelled file; several rates, batch sizes or seeds make several trials", _train),
+    "compare": ("train several methods on a labelled file and compare their scores and costs", _compare),
     "predict": ("answer texts, or every row of a file", _predict),
     "evaluate": ("score a delta on a labelled file: every metric with its 95% interval", _evaluate),
     "count": ("count parameters by term; encoder, embeddings, pooler and head are listed apart", _count),

@@ -229,6 +229,22 @@ def delta(found: Any, count: int) -> None:
     out.print(changemap.terminal(found.change, out.width))
 
 
+def comparison(found: Any, page: Path) -> None:
+    """Print a comparison of methods."""
+    # Scores and costs are two tables: together they are wider than most terminals.
+    for shown, with_notes in ((slice(1, 3), True), (slice(3, None), False)):
+        grid = found.table()
+        rows = []
+        for cells in grid.cells:
+            rows.append([cells[0].text, *(cell.plain if with_notes else cell.text for cell in cells[shown])])
+        out.print(table([grid.head[0], *grid.head[shown]], rows))
+        out.print()
+    out.print(clean(found.advice.text))
+    if found.command is not None:
+        out.print(f"\n  {clean(found.command)}", soft_wrap=True)
+    out.print(f"\nThe same as a page: {page}", soft_wrap=True)
+
+
 @contextmanager
 def training_bar(label: str = "training", quiet: bool = False) -> Iterator[Any]:
     """A progress bar with loss, best dev score and time left; nothing if stderr is not a terminal."""

@@ -126,17 +126,30 @@ class Published:
             train, dev, said = _hold_out(drawn, self.files, self.kind, seed, holdout)
             how = (*cut, *said)
             test, test_notes = self.test if self.files.dev is None else self.dev_as_test
-        notes = [*self.notes, *how, _sizes(train, dev, test), *self.train_notes, *test_notes]
+        notes = [*self.notes, *how, sizes_note(train, dev, test), *self.train_notes, *test_notes]
         more = {}
         for name, (examples, said) in self.more.items():
             notes += said
             if examples is not None:
                 more[name] = examples
-        notes += reader_of(self.kind).doubts(self.train, self.labels)
-        for source in (self.files.train, self.files.dev, self.files.test):
-            notes += source.notes if source is not None else []
+        notes += self._doubts()
         split_off = self.files.dev is None and holdout is None and train_size is None
         return Dataset(train, dev, test, self.kind, self.labels, self.columns, tuple(notes), more, split_off)
+
+    def unsplit(self) -> Dataset:
+        """The rows as the files hold them: without a dev file dev is empty, and `held_out` says so."""
+        dev, dev_notes = self.dev
+        test, test_notes = self.test
+        notes = (*self.notes, *self.train_notes, *dev_notes, *test_notes, *self._doubts())
+        kept = self.train.take([]) if dev is None else dev
+        return Dataset(self.train, kept, test, self.kind, self.labels, self.columns, notes, held_out=dev is None)
+
+    def _doubts(self) -> list[str]:
+        """Notes on labels that look wrong and on how the files were decoded."""
+        notes = list(reader_of(self.kind).doubts(self.train, self.labels))
+        for source in (self.files.train, self.files.dev, self.files.test):
+            notes += source.notes if source is not None else []
+        return notes
 
     def _train_and_dev(self, seed: int) -> tuple[Examples, Examples, tuple[str, ...]]:
         dev, notes = self.dev
@@ -344,6 +357,7 @@ def _taken(columns: Columns) -> str:
     return f'The text is column "{columns.text}"{pair}, the label is column "{columns.label}".'
 
 
-def _sizes(train: Examples, dev: Examples, test: Examples | None) -> str:
+def sizes_note(train: Examples, dev: Examples, test: Examples | None) -> str:
+    """How many rows each part has."""
     tested = "no" if test is None else f"{len(test):,}"
     return f"There are {len(train):,} train, {len(dev):,} dev and {tested} test rows."

@@ -80,7 +80,7 @@ def _panels_of_places(figure: Figure, bases: Sequence[Findings]) -> Iterator[tup
             yield findings, task
 
 
-def _shared(values: Iterable[float], margin: float = 0.06) -> tuple[float, float]:
+def shared_limits(values: Iterable[float], margin: float = 0.06) -> tuple[float, float]:
     """The ends of an axis that holds all values."""
     known = [value for value in values if math.isfinite(value)]
     low, high = min(known), max(known)
@@ -109,7 +109,7 @@ def _legend(axes: Any) -> None:
 # ---- dots with intervals
 
 
-def _dots(title: str, rows: Sequence[Dot], limits: tuple[float, float], label: str, baseline: float | None) -> Panel:
+def dots(title: str, rows: Sequence[Dot], limits: tuple[float, float], label: str, baseline: float | None) -> Panel:
     """Dots on one axis, a line for each label; several dots of a label stand below each other."""
     labels = list(dict.fromkeys(row.label for row in rows))
     figure, axes = drawing.axes(0.75 + 0.2 * len(labels) + 0.06 * len(rows))
@@ -153,14 +153,14 @@ def _panels_of_dots(
     if not every:
         return []
     ends = [end for row in every for end in (row.value, row.low, row.high, row.published) if end is not None]
-    limits = _shared([*ends, 0.0] if zero else ends)
+    limits = shared_limits([*ends, 0.0] if zero else ends)
     drawn = []
     for task, rows in by_task.items():
         if rows:
             where = [findings for findings in bases if task in findings.tasks]
             baseline = 0.0 if zero else _majority(where, task)
             told = label or _metric_and_rows(where, task)
-            drawn.append(_dots(_task_title(task, where), rows, limits, told, baseline))
+            drawn.append(dots(_task_title(task, where), rows, limits, told, baseline))
     return drawn
 
 
@@ -385,7 +385,7 @@ def _size_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> lis
             _label_sizes(axes, findings, task, figure.metric)
             drawn.append(Panel(f"{task} · {findings.base}", panel, f"Score against training rows on {task}"))
     for one in drawn:
-        one.figure.axes[0].set_ylim(*_shared(ends))
+        one.figure.axes[0].set_ylim(*shared_limits(ends))
     return drawn
 
 

@@ -29,6 +29,19 @@ def variance_from_rows(pairs: Sequence[tuple[Result, Result]], part: str) -> flo
     return float((100 * sum(differences) / len(differences)).var(ddof=1))
 
 
+def score_variance(results: Sequence[Result], part: str) -> float:
+    """The variance over test rows of the mean score of trials, in points squared; 0 where rows are not stored."""
+    known = [rows for rows in (result.rows_of(part) for result in results) if rows is not None]
+    if not known or len(known) < len(results):
+        return 0.0
+    metric = results[0].metric
+    if metric not in METRICS[known[0].form]:
+        return 0.0
+    weights = draws(len(known[0]))
+    scores = [metric_of(rows, metric, weights) for rows in known]
+    return float((100 * sum(scores) / len(scores)).var(ddof=1))
+
+
 def draws(rows: int, resamples: int = RESAMPLES, seed: int = 0) -> Array:
     """How often each row is drawn in each resample: [resamples, rows]."""
     import numpy as np

@@ -140,19 +140,27 @@ def widen(study: Study, settings: Settings, base: str, scores: Mapping[Point, fl
         method = study.method(of_cell[0].method)
         best = choose({point: scores[point] for point in of_cell})
         tried = sorted({point.lr for point in of_cell})
-        if best is None or len(tried) < 2 or method.fixed:
+        if best is None or method.fixed:
             continue
-        if best[0] == tried[-1]:
-            further = tried[-1] * max(WIDER, tried[-1] / tried[-2])
-        elif best[0] == tried[0]:
-            further = tried[0] / max(WIDER, tried[1] / tried[0])
-        else:
+        rate = wider_rate(tried, best[0])
+        if rate is None:
             continue
-        rate = float(f"{further:.2g}")
         seeds = sorted({point.seed for point in of_cell if point.lr == best[0]})
         name, task, size = of_cell[0].cell
         points += [Point(name, task, size, rate, best[1], seed) for seed in seeds]
     return points
+
+
+def wider_rate(tried: Sequence[float], best: float) -> float | None:
+    """The next rate beyond the edge that `best` lies at; None if it lies at none or is the only one."""
+    rates = sorted(tried)
+    if len(rates) < 2 or best not in (rates[0], rates[-1]):
+        return None
+    if best == rates[-1]:
+        further = rates[-1] * max(WIDER, rates[-1] / rates[-2])
+    else:
+        further = rates[0] / max(WIDER, rates[1] / rates[0])
+    return float(f"{further:.2g}")
 
 
 def repeat(study: Study, settings: Settings, scores: Mapping[Point, float | None]) -> list[Point]:

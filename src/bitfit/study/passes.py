@@ -119,21 +119,35 @@ def workspace(base: str | None) -> Workspace:
 def perform(work: Pass, watch: Watch) -> list[Result]:
     """Train one pass from its last checkpoint on; the results of its trials."""
     job = workspace(work.opening.base).open(work.opening).job
+    return [result for result, _ in perform_on(job, work, watch)]
+
+
+def perform_on(job: Job, work: Pass, watch: Watch, gap: bool = True) -> list[tuple[Result, Outcome]]:
+    """Train one pass on data that is open; the results of its trials, each with the outcome that it records.
+
+    With `gap` training rows are scored too.
+    """
     store = Store(work.folder, " ".join(work.keys), work.seconds)
     reset_peak()
-    began = time.monotonic()
+    began, cpu_began = time.monotonic(), time.process_time()
     job.stop.requested = False
     with threads(work.threads), job.stop.listening(), torch.random.fork_rng(devices=[]):
         trials = resolve_trials(job.base, work.trials)
-        scored = {"train": job.train_sample, **job.tests}
+        scored = {"train": job.train_sample, **job.tests} if gap else job.tests
         outcomes = run_pass(job, trials, 0, store, watch, lambda _: None, scored, solve_frozen=True)
         share = 1 / len(outcomes)
-        cost = {"seconds": (time.monotonic() - began) * share, "memory": peak_memory(), "work": work.work * share}
+        cost = {
+            "seconds": (time.monotonic() - began) * share,
+            "cpu": (time.process_time() - cpu_began) * share,
+            "memory": peak_memory(),
+            "work": work.work * share,
+        }
         facts = _facts(job, cost)
         results = []
         for outcome, key in zip(outcomes, work.keys, strict=True):
             examples = {"examples": _examples(job, outcome)}
-            results.append(record(outcome, key, job.base.name, work.opening.task, len(job.train), facts | examples))
+            result = record(outcome, key, job.base.name, work.opening.task, len(job.train), facts | examples)
+            results.append((result, outcome))
     return results
 
 

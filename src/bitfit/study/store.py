@@ -6,13 +6,15 @@ process killed in between leaves the journal, and the next one spreads it: never
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import hashlib
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,7 +56,7 @@ class Result:
     evaluations: list[list[float]] = field(default_factory=list)  # epoch, dev loss, dev score
     versions: Mapping[str, str] = field(default_factory=dict)
     threads: int = 1
-    cost: Mapping[str, float] = field(default_factory=dict)  # seconds, memory in bytes
+    cost: Mapping[str, float] = field(default_factory=dict)  # seconds, memory in bytes, ...
     examples: Mapping[str, str] = field(default_factory=dict)  # part -> the result of each of its rows, encoded
 
     def score(self, part: str, metric: str | None = None) -> float | None:
@@ -196,8 +198,16 @@ def peak_memory() -> float:
     return 0.0
 
 
+def _return_memory() -> None:
+    """Give memory that is no longer used back to the system; else a process would seem to need all it ever had."""
+    gc.collect()
+    with suppress(AttributeError, OSError, TypeError):  # only the GNU library has it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def reset_peak() -> None:
     """Begin to measure memory anew, where the system allows it."""
+    _return_memory()
     try:
         descriptor = os.open("/proc/self/clear_refs", os.O_WRONLY)
     except OSError:

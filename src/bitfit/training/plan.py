@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DROPOUTS = ("on", "off", "first-tenth")
 RECIPES = ("default", "plain")
+DEVICES = ("auto", "cpu", "cuda", "mps")
 BATCH = 8  # these three are the defaults of the options
 SEED = 0
 EPOCHS = 5
@@ -123,7 +124,7 @@ class Plan:
     separator: str | None = _option(None, "what stands between several labels of a row (| or ;); implies multilabel")
     lanes: int | None = _option(None, "most trials trained together", int)
     threads: int | None = _option(None, "CPU threads; the same number gives the same bits", int)
-    device: str = _option("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
+    device: str = _option("auto", "where to compute", choices=DEVICES)
 
     def __post_init__(self) -> None:
         self._check_choices()

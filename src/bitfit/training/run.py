@@ -260,11 +260,11 @@ def prepare(
         max_length=plan.max_length, stride=plan.stride, device=plan.device,
     )  # fmt: skip
     if follows_recipe(plan) and plan.metric is None and named is None:
-        job = _with_fair_metric(job, note)
+        job = with_fair_metric(job, note)
     return job, resolve_plan(plan, job, size)
 
 
-def _with_fair_metric(job: Job, note: Note) -> Job:
+def with_fair_metric(job: Job, note: Note) -> Job:
     """The job scored by macro F1 if a class is so rare that accuracy hardly notices it."""
     task, labels = job.task, job.dataset.train.labels
     if task.metric != "accuracy" or task.by_token or "macro_f1" not in task.metric_names(task.labels):

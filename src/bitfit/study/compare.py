@@ -1,0 +1,526 @@
+"""Methods side by side on one data set: the same rows, seeds, epochs and number of rates for all of them.
+
+Every method trains by the plain recipe from the same random head: a convex start of the head would help some methods
+more than others. Each method tries its rates on the first seed, further ones if the best is at the edge, and the best
+one on dev trains the other seeds. The head alone is solved and needs no rate. The test rows take part in no choice.
+Results are files, one per trial, so that the same command goes on after a stop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..data import sources
+from ..data.examples import Dataset, Examples, Files
+from ..data.loading import sizes_note
+from ..data.memory import Data, source_of_data
+from ..data.named import NamedTask
+from ..data.source import StrPath
+from ..data.splits import split, subset
+from ..delta.delta import Delta
+from ..errors import DataError, Interrupted, SelectionError, UsageError
+from ..model.base import Base, load_base
+from ..model.language import asks_for_nothing
+from ..model.resolution import resolve_pool
+from ..prediction.predictor import MixedPredictor, Predictor
+from ..tasks.texts import ConstantPrediction
+from ..training.checkpoint import SECONDS
+from ..training.compute import threads as use_threads
+from ..training.job import Job, open_job
+from ..training.loop import Watch
+from ..training.plan import BATCH, EVALS_PER_EPOCH, Trial, default_rates, recipe_epochs
+from ..training.resolved import Resolved, passes, resolve_trials
+from ..training.run import with_fair_metric
+from . import forecast
+from .data import Opening, fingerprint
+from .grid import Point, wider_rate
+from .methods import ComparePlan, Extent, fit_extent, full_extent, spaced_rates, unknown_method
+from .passes import Pass, perform_on
+from .spec import Method
+from .store import Result, Results, key_of
+
+NAME = "compare"  # of the lock and of the folder of checkpoints
+HELD_OUT = 0.2  # share of the rows that becomes dev, or test, where there is no file
+MOST_HELD_OUT = 2000
+ENOUGH_DEV = 200  # rows; more than these are used up to half of the training rows
+LEAST_TRAIN, LEAST_HELD_OUT = 16, 8  # rows below which a comparison says nothing
+MIXED = 8  # deltas of a mixed batch
+MIXED_BYTES = 1e9  # which all of them may take
+TIMED = 32  # texts that predictions are timed on
+REPEATS = 3  # of which the fastest counts
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A method with its results: all rates on the first seed, the chosen one on every seed."""
+
+    method: Method
+    searched: tuple[Result, ...]
+    chosen: tuple[Result, ...]  # by seed; the first is of the search
+    trained: int
+
+    @property
+    def rate(self) -> float | None:
+        """The rate that dev chose; None for a solved head, which has none."""
+        return float(self.chosen[0].trial["lr"]) if self.trained else None
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the best of several rates is the smallest or the largest of them."""
+        return self.rate is not None and wider_rate(_rates_of(self.searched), self.rate) is not None
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What was compared, on what, and the results of every method."""
+
+    data: str
+    source: str | None  # the path or task that was given; None for data in memory
+    base: str
+    base_given: str | None  # the name or path that was given; None for the default base
+    kind: str
+    metric: str
+    rows: Mapping[str, int]
+    baseline: float
+    epochs: int
+    batch: int
+    extent: Extent
+    contestants: tuple[Contestant, ...]
+    notes: tuple[str, ...]
+
+
+# ---- the data
+
+
+def prepare_data(found: Dataset, size: int | None = None) -> Dataset:
+    """The data set with a test part that no choice sees, cut to `size` training rows.
+
+    A test file is the test. Without one a dev file is, and without both a fifth of the rows. Where dev is not a file,
+    or is the test, it is held out from the training rows.
+    """
+    train, dev, test = found.train, found.dev, found.test
+    notes = list(found.notes)
+    if found.held_out:
+        train = train + dev
+        dev = dev.take([])
+    if test is None and len(dev):
+        test, dev = dev, dev.take([])
+        notes.append("No test file, so the dev file is the test.")
+    elif test is None:
+        train, test = _hold_out(found, train, 1)
+        notes.append(f"No test file, so {len(test):,} rows are held out as the test.")
+    if not len(dev):
+        train, dev = _hold_out(found, train, 2)
+        notes.append(f"{len(dev):,} rows are held out as dev, to choose rates and checkpoints.")
+    if size is not None:
+        notes.append(f"{size:,} of {len(train):,} training rows were drawn.")
+        train = train.take(subset(train, found.kind, size, 0))
+    most = max(ENOUGH_DEV, len(train) // 2)
+    if len(dev) > most:
+        notes.append(f"{most:,} of {len(dev):,} dev rows were drawn: they are scored ten times in each training.")
+        dev = dev.take(subset(dev, found.kind, most, 0))
+    for name, part, least in (
+        ("train", train, LEAST_TRAIN),
+        ("dev", dev, LEAST_HELD_OUT),
+        ("test", test, LEAST_HELD_OUT),
+    ):
+        if len(part) < least:
+            raise DataError(f"{len(part):,} {name} rows are too few to compare methods; at least {least} are needed.")
+    return replace(found, train=train, dev=dev, test=test, more={}, notes=tuple(notes), held_out=False)
+
+
+def _hold_out(found: Dataset, part: Examples, seed: int) -> tuple[Examples, Examples]:
+    share = min(HELD_OUT, MOST_HELD_OUT / max(1, len(part)))
+    kept, held = split(part, found.kind, seed, share)
+    if not held:
+        raise DataError(f"{len(part):,} rows are too few to hold out a part of them; add rows or a test file.")
+    return part.take(kept), part.take(held)
+
+
+# ---- the run
+
+
+def run_contest(
+    source: Data,
+    base: Base | str | None = None,
+    plan: ComparePlan | None = None,
+    *,
+    out: str | Path | None = None,
+    watch: Watch | None = None,
+    say: Say | None = None,
+    checkpoint_seconds: float = SECONDS,
+) -> Contest:
+    """Train every method on the data and return all results. `out` is a folder; there the same call goes on."""
+    plan = plan or ComparePlan()
+    given = source_of_data(source)
+    dataset, named = _read(given, plan)
+    loaded = base if isinstance(base, Base) else load_base(base)
+    path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    with tempfile.TemporaryDirectory() as folder, use_threads(plan.threads):
+        results = Results(Path(folder if out is None else out))
+        run = _Run(path, dataset, named, loaded, plan, results, watch or _ignore, say or _ignore, checkpoint_seconds)
+        with results.locked(NAME):  # only now: data or methods that are wrong must leave no folder
+            results.replay()
+            try:
+                contest = run.contest()
+            except Interrupted:
+                raise Interrupted("stopped; the same command continues from the last checkpoint") from None
+    return replace(contest, base_given=base.name if isinstance(base, Base) else base)
+
+
+def _ignore(*_: object) -> None:
+    """Watch and say nothing."""
+
+
+def _read(given: StrPath | Dataset | Files, plan: ComparePlan) -> tuple[Dataset, NamedTask | None]:
+    """The rows to compare on, and the named task that they follow, if any."""
+    if isinstance(given, Dataset):
+        return prepare_data(given, plan.train_size), None
+    columns = {name: getattr(plan, name) for name in ("text", "text_pair", "label")}
+    found = sources.read(
+        given, folder=plan.data, encoding=plan.encoding, task=plan.task, separator=plan.separator, **columns
+    )
+    dataset = found.published.unsplit()
+    prepared = prepare_data(dataset, plan.train_size)
+    return replace(prepared, notes=(*found.notes, *prepared.notes)), found.follows
+
+
+class _Run:
+    """One comparison under way."""
+
+    def __init__(
+        self,
+        path: str | None,
+        dataset: Dataset,
+        named: NamedTask | None,
+        base: Base,
+        plan: ComparePlan,
+        results: Results,
+        watch: Watch,
+        say: Say,
+        checkpoint_seconds: float,
+    ) -> None:
+        self.path, self.named, self.base, self.plan, self.results = path, named, base, plan, results
+        self.label = "the data" if path is None else Path(path).name
+        self.watch, self.say, self.checkpoint_seconds = watch, say, checkpoint_seconds
+        self.notes: list[str] = []
+        self.parts = 0  # passes that were trained
+        for text in dataset.notes:
+            self._note(text)
+        self._use(self._open(dataset))
+        self.methods = self._methods_by_size()
+        self.extent = full_extent(plan, len(dataset.train), len(dataset.dev))
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self.say(text)
+
+    def _open(self, dataset: Dataset) -> Job:
+        plan = self.plan
+        job = open_job(
+            dataset, self.base, self._note_once, named=self.named, metric=plan.metric, positive=plan.positive,
+            max_length=plan.max_length, device=plan.device,
+        )  # fmt: skip
+        if plan.metric is None and self.named is None:
+            job = with_fair_metric(job, self._note_once)
+        return job
+
+    def _note_once(self, text: str) -> None:
+        if text not in self.notes:
+            self._note(text)
+
+    def _use(self, job: Job) -> None:
+        """Train on the rows of this job from now on."""
+        self.job = job
+        self.digest = fingerprint(job.dataset)
+        self.epochs = self.plan.epochs or recipe_epochs(len(job.dataset.train))
+
+    def _methods_by_size(self) -> list[tuple[Method, Resolved]]:
+        """The methods, those that train least first: a process keeps memory that it once had."""
+        found = []
+        for method in self.plan.chosen_methods:
+            try:
+                found.append((method, self._resolved(method)))
+            except UsageError as error:
+                if self.plan.methods is not None:
+                    raise
+                self._note(f"{method.name} is left out: {error}")
+        if len(found) < 2:
+            raise UsageError(f"--methods: fewer than two can be trained on {self.base.name}")
+        return sorted(found, key=lambda pair: pair[1].resolution.selection.count)
+
+    def _resolved(self, method: Method) -> Resolved:
+        """What a method trains on this base; UsageError if it is nothing."""
+        try:
+            resolved = resolve_trials(self.base, [self._trial(method, 1.0, 0)])[0]
+        except SelectionError as error:
+            raise unknown_method(method.name, str(error)) from error
+        if not resolved.resolution.selection and not asks_for_nothing(method.select):
+            raise UsageError(f'--methods: "{method.name}" selects nothing of {self.base.name}')
+        return resolved
+
+    # ---- what is trained
+
+    def _trial(self, method: Method, rate: float, seed: int) -> Trial:
+        job = self.job
+        return Trial(
+            select=method.select,
+            inject=method.inject,
+            head=method.head,
+            init=method.init,
+            pool=resolve_pool(job.base, job.task.pool("auto")),
+            lr=rate,
+            batch=BATCH,
+            seed=seed,
+            epochs=self.epochs * method.epochs_times,
+            evals_per_epoch=EVALS_PER_EPOCH["published"],
+            schedule="linear",
+            weight_decay=0.0,
+            clip=1.0,
+            max_length=job.encoder.max_length,
+            stride=job.encoder.stride if job.task.by_token else 0,
+            train_size=len(job.train.examples),
+            metric=job.task.metric,
+            prefix_dropout=False,
+            dropout=method.dropout,
+        )
+
+    def _rates(self, method: Method, resolved: Resolved) -> tuple[float, ...]:
+        """The rates that a method tries first; a solved head has no rate, so any one will do."""
+        selection = resolved.resolution.selection
+        return spaced_rates(default_rates(selection, self.base.width), self.extent.rates if selection else 1)
+
+    def _shrink(self) -> None:
+        """Shrink the comparison until it fits the budget, if there is one."""
+        budget = self.plan.budget_seconds
+        if budget is None:
+            return
+        most = self.extent
+        self.extent = self._fitting(most, budget)
+        self._say_cut(most, self.extent)
+        if self.extent.rows < most.rows:
+            self._use(self._open(_cut(self.job.dataset, self.extent)))
+
+    def _fitting(self, most: Extent, budget: float) -> Extent:
+        """The extent that fits. It is kept in a file: a continued run must not plan anew."""
+        path = self.results.folder / NAME / "extent.json"
+        key = repr((self.plan, self.digest, self.base.fingerprint))
+        kept = json.loads(path.read_bytes()) if path.is_file() else {}
+        if kept.get("key") == key:
+            return Extent(**kept["extent"])
+        pace = forecast.speed(self.results)
+        extent = fit_extent(most, budget, lambda it: self._work(it, most) / pace)
+        files.replace(path, json.dumps({"key": key, "extent": asdict(extent)}).encode())
+        return extent
+
+    def _work(self, extent: Extent, most: Extent) -> float:
+        """The floating-point operations of a comparison; those of a trial grow with its rows and epochs."""
+        share = extent.rows / most.rows
+        if self.plan.epochs is None:
+            share *= recipe_epochs(extent.rows) / self.epochs
+        each = sum(forecast.trial_work(self.job, resolved) for _, resolved in self.methods)
+        return each * share * extent.trials
+
+    def _say_cut(self, most: Extent, extent: Extent) -> None:
+        cut = []
+        for name, text in (
+            ("seeds", "seeds"),
+            ("rates", "rates per method"),
+            ("widenings", "further rates where the best is at the edge"),
+            ("rows", "training rows"),
+        ):
+            before, now = getattr(most, name), getattr(extent, name)
+            if now < before:
+                cut.append(f"{now:,} instead of {before:,} {text}")
+        if cut:
+            self._note(f"To fit the budget of {self.plan.budget}: {', '.join(cut)}.")
+
+    # ---- training
+
+    def contest(self) -> Contest:
+        """Search, repeat, and gather the results."""
+        began = time.monotonic()
+        self._shrink()
+        used = self.job.dataset
+        self._note(sizes_note(used.train, used.dev, used.test))
+        searched = {method.name: self._search(method, resolved) for method, resolved in self.methods}
+        chosen = {name: [_best(results)] for name, results in searched.items()}
+        for seed in range(1, self.extent.seeds):
+            if seed > 1 and self._is_late(began, chosen):
+                self._note(f"The budget ends here: {seed} instead of {self.extent.seeds} seeds.")
+                self.extent = replace(self.extent, seeds=seed)
+                break
+            for method, _ in self.methods:
+                rate = float(chosen[method.name][0].trial["lr"])
+                chosen[method.name] += self._results(method, [self._trial(method, rate, seed)])
+        return self._gathered(searched, chosen)
+
+    def _is_late(self, began: float, chosen: Mapping[str, Sequence[Result]]) -> bool:
+        """Whether one more seed would exceed the budget, by what the seeds so far took."""
+        budget = self.plan.budget_seconds
+        if budget is None:
+            return False
+        last = sum(results[-1].cost["seconds"] for results in chosen.values())
+        return time.monotonic() - began + last > budget
+
+    def _search(self, method: Method, resolved: Resolved) -> list[Result]:
+        """The results of all rates of a method on the first seed."""
+        results = self._results(method, [self._trial(method, rate, 0) for rate in self._rates(method, resolved)])
+        for _ in range(self.extent.widenings):
+            best = _best(results)
+            further = wider_rate(_rates_of(results), float(best.trial["lr"]))
+            if further is None or best.score("dev") is None:
+                break
+            results += self._results(method, [self._trial(method, further, 0)])
+        return results
+
+    def _results(self, method: Method, trials: Sequence[Trial]) -> list[Result]:
+        """The results of trials of a method, trained where they are missing."""
+        keys = {trial: key_of(asdict(trial), self.digest, self.base.fingerprint) for trial in trials}
+        for group in passes(resolve_trials(self.base, trials)):
+            missing = [resolved for resolved in group if not self.results.has(keys[resolved.trial])]
+            if missing:
+                self._train(method, missing, keys)
+        found = [self.results.read(key) for key in keys.values()]
+        return [result for result in found if result is not None]
+
+    def _train(self, method: Method, group: Sequence[Resolved], keys: Mapping[Trial, str]) -> None:
+        trials = tuple(resolved.trial for resolved in group)
+        names = tuple(keys[trial] for trial in trials)
+        work = Pass(
+            opening=self._opening(),
+            points=tuple(Point(method.name, self.label, None, trial.lr, trial.batch, trial.seed) for trial in trials),
+            trials=trials,
+            keys=names,
+            folder=self.results.pass_folder(NAME, self.base.name, names),
+            work=sum(forecast.trial_work(self.job, resolved) for resolved in group),
+            memory=forecast.memory(self.job, group),
+            threads=None,
+            seconds=self.checkpoint_seconds,
+        )
+
+        def watch(_: int, step: int, total: int, runners: Any) -> None:
+            self.watch(self.parts, step, total, runners)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConstantPrediction)  # of a rate that is too large: its score says it
+            done = perform_on(self.job, work, watch, gap=False)
+        self.parts += 1
+        results = [result for result, _ in done]
+        delta = next((outcome.delta for _, outcome in done if outcome.delta is not None), None)
+        if trials[0].seed == 0 and delta is not None:
+            costs = self._prediction_costs(delta)
+            results = [replace(result, cost={**result.cost, **costs}) for result in results]
+        self.results.commit(work.folder, results)
+        self.say(_line(method, results))
+
+    def _opening(self) -> Opening:
+        return Opening(None, self.label, None, NAME, None, None, self.job.encoder.max_length)
+
+    # ---- what predictions cost
+
+    def _prediction_costs(self, delta: Delta) -> dict[str, float]:
+        """Size of the delta, seconds per text, and how much longer a mixed batch takes than one of a single delta."""
+        assert self.job.dataset.test is not None
+        texts = _texts(self.job.dataset.test)
+        size = len(delta.encode())
+        predictor = Predictor(delta, self.base)
+        alone = []
+        for text in [texts[0], *texts]:  # the first one warms up
+            began = time.perf_counter()
+            list(predictor.answers([text]))
+            alone.append(time.perf_counter() - began)
+        count = int(max(2, min(MIXED, len(texts), MIXED_BYTES // size)))
+        together = MixedPredictor([delta] * count, self.base)
+        one = _fastest(lambda: together.outputs([(0, text) for text in texts]))
+        mixed = _fastest(lambda: together.outputs([(n % count, text) for n, text in enumerate(texts)]))
+        return {"bytes": size, "predict": statistics.median(alone[1:]), "mixed": mixed / one, "mixed_deltas": count}
+
+    # ---- the outcome
+
+    def _gathered(self, searched: Mapping[str, list[Result]], chosen: Mapping[str, list[Result]]) -> Contest:
+        by_name = {method.name: (method, resolved) for method, resolved in self.methods}
+        contestants = []
+        for asked in self.plan.chosen_methods:
+            if asked.name not in by_name:
+                continue
+            method, resolved = by_name[asked.name]
+            own = Contestant(
+                method, tuple(searched[asked.name]), tuple(chosen[asked.name]), resolved.resolution.selection.count
+            )
+            contestants.append(own)
+            if own.at_edge:
+                self._note(f"{method.name}: the best rate, {own.rate:g}, is at the edge of those tried.")
+        first = contestants[0].chosen[0]
+        return Contest(
+            data=self.label,
+            source=self.path,
+            base=self.base.name,
+            base_given=None,
+            kind=self.job.task.kind,
+            metric=self.job.task.metric,
+            rows=first.rows,
+            baseline=first.majority,
+            epochs=self.epochs,
+            batch=BATCH,
+            extent=self.extent,
+            contestants=tuple(contestants),
+            notes=tuple(self.notes),
+        )
+
+
+def _cut(dataset: Dataset, extent: Extent) -> Dataset:
+    train = dataset.train.take(subset(dataset.train, dataset.kind, extent.rows, 0))
+    dev = dataset.dev
+    if extent.dev_rows < len(dev):
+        dev = dev.take(subset(dev, dataset.kind, extent.dev_rows, 0))
+    return replace(dataset, train=train, dev=dev)
+
+
+def _best(results: Sequence[Result]) -> Result:
+    """The result with the best dev score; the first if all diverged."""
+    return max(results, key=lambda result: -1.0 if (dev := result.score("dev")) is None else dev)
+
+
+def _rates_of(results: Sequence[Result]) -> list[float]:
+    return [float(result.trial["lr"]) for result in results]
+
+
+def _texts(examples: Examples) -> list[Any]:
+    """The first texts as a predictor takes them."""
+    chosen = examples.take(range(min(TIMED, len(examples))))
+    texts = [list(text) if isinstance(text, tuple) else text for text in chosen.texts]
+    return texts if chosen.pairs is None else list(zip(texts, chosen.pairs, strict=True))
+
+
+def _fastest(action: Callable[[], object]) -> float:
+    """The seconds of the fastest of some repeats, after one that warms up."""
+    action()
+    took = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        action()
+        took.append(time.perf_counter() - began)
+    return min(took)
+
+
+def _line(method: Method, results: Sequence[Result]) -> str:
+    """One line on finished trials."""
+    best = _best(results)
+    score = best.score("dev")
+    shown = "diverged" if score is None else f"best dev {100 * score:.1f}"
+    rates = ", ".join(f"{result.trial['lr']:g}" for result in results)
+    how = "solved" if asks_for_nothing(method.select) else f"rate{'s' if len(results) > 1 else ''} {rates}"
+    seconds = sum(result.cost["seconds"] for result in results)
+    return f"{method.name}, seed {best.trial['seed']}, {how}: {shown}, {seconds:.0f} s"
