@@ -149,10 +149,10 @@ def test_a_budget_cuts_the_comparison_and_says_so(base, monkeypatch):
 
 
 def test_by_default_every_method_that_the_base_allows_is_compared(bases):
-    quick = {"seeds": 1, "rates": 1, "epochs": 1}
+    quick = {"seeds": 1, "rates": 1, "epochs": 2}
     assert {line.name for line in bitfit.compare(reviews_by_column(), bases("bert"), **quick).lines} == set(METHODS)
     found = bitfit.compare(reviews_by_column(), bases("llama"), **quick)  # its layers have no biases
-    assert {line.name for line in found.lines} == set(METHODS) - {"bitfit", "b_m2+b_q"}
+    assert {line.name for line in found.lines} == set(METHODS) - {"bitfit", "b_m2+b_q", "autofreeze"}
     assert any(note.startswith("bitfit is left out: ") for note in found.notes)
 
 

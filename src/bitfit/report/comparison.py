@@ -47,6 +47,7 @@ class Line:
     name: str
     select: str
     inject: str
+    autofreeze: bool
     rate: float | None  # None for the head alone, which is solved
     scores: tuple[float, ...]  # by seed; empty if a training diverged
     score: float | None
@@ -159,6 +160,8 @@ class Comparison:
         words += ["--select", line.select]
         if line.inject != "none":
             words += ["--inject", line.inject]
+        if line.autofreeze:
+            words += ["--autofreeze"]
         return shlex.join(words)
 
 
@@ -245,6 +248,7 @@ def _line(one: Contestant, against: tuple[Place, float] | None) -> Line:
         name=one.method.name,
         select=one.method.select,
         inject=one.method.inject,
+        autofreeze=one.method.autofreeze,
         rate=one.rate,
         scores=tuple(scores),
         score=own.effect if own is not None else None,
@@ -365,7 +369,11 @@ def _table(found: Comparison) -> Grid:
 
 
 def _row(line: Line, found: Comparison) -> list[Cell | str]:
-    what = line.select if line.inject == "none" else f"{line.select}, {line.inject}"
+    what = line.select
+    if line.inject != "none":
+        what += f", {line.inject}"
+    if line.autofreeze:
+        what += ", AutoFreeze"
     rate = "solved" if line.rate is None else f"rate {line.rate:g}"
     name = Cell(line.name, f"{what}; {rate}")
     costs: list[Cell | str] = [

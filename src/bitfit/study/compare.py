@@ -28,6 +28,7 @@ from ..data.named import NamedTask
 from ..data.source import StrPath
 from ..data.splits import split, subset
 from ..delta.delta import Delta
+from ..delta.meta import trial_table
 from ..errors import DataError, Interrupted, SelectionError, UsageError
 from ..model.base import Base, load_base
 from ..model.language import asks_for_nothing
@@ -38,7 +39,7 @@ from ..training.checkpoint import SECONDS
 from ..training.compute import threads as use_threads
 from ..training.job import Job, open_job
 from ..training.loop import Watch
-from ..training.plan import BATCH, EVALS_PER_EPOCH, Trial, default_rates, recipe_epochs
+from ..training.plan import BATCH, EVALS_PER_EPOCH, EVALUATIONS_TO_FREEZE, Trial, default_rates, recipe_epochs
 from ..training.resolved import Resolved, passes, resolve_trials
 from ..training.run import with_fair_metric
 from . import forecast
@@ -266,6 +267,9 @@ class _Run:
             resolved = resolve_trials(self.base, [self._trial(method, 1.0, 0)])[0]
         except SelectionError as error:
             raise unknown_method(method.name, str(error)) from error
+        evaluations = resolved.trial.epochs * resolved.trial.evals_per_epoch
+        if method.autofreeze and evaluations < EVALUATIONS_TO_FREEZE:
+            raise UsageError(f'--methods: "{method.name}" needs {EVALUATIONS_TO_FREEZE} evaluations; raise --epochs')
         if not resolved.resolution.selection and not asks_for_nothing(method.select):
             raise UsageError(f'--methods: "{method.name}" selects nothing of {self.base.name}')
         return resolved
@@ -294,6 +298,7 @@ class _Run:
             metric=job.task.metric,
             prefix_dropout=False,
             dropout=method.dropout,
+            autofreeze=method.autofreeze,
         )
 
     def _rates(self, method: Method, resolved: Resolved) -> tuple[float, ...]:
@@ -387,7 +392,7 @@ class _Run:
 
     def _results(self, method: Method, trials: Sequence[Trial]) -> list[Result]:
         """The results of trials of a method, trained where they are missing."""
-        keys = {trial: key_of(asdict(trial), self.digest, self.base.fingerprint) for trial in trials}
+        keys = {trial: key_of(trial_table(trial), self.digest, self.base.fingerprint) for trial in trials}
         for group in passes(resolve_trials(self.base, trials)):
             missing = [resolved for resolved in group if not self.results.has(keys[resolved.trial])]
             if missing:
