@@ -115,7 +115,7 @@ def test_labels_are_taken_by_number_or_by_name(mini, tmp_path):
 def test_a_label_beyond_the_tasks_own_is_an_error(mini):
     folder = mini("rte")
     write_rows(folder / "rte" / "dev.jsonl.gz", [{"sentence1": "a", "sentence2": "b", "label": 2}])
-    with pytest.raises(DataError, match=r'line 1: label "2" is no label of the task'):
+    with pytest.raises(DataError, match=r'line 1: label "2" is not a label of the task'):
         sources.load("rte", folder=folder)
 
 
@@ -164,7 +164,7 @@ def test_a_kind_is_taken_as_given(tmp_path):
 
 
 def test_a_named_task_is_of_its_own_kind(mini):
-    with pytest.raises(UsageError, match="--task regression: rte is a task of its own"):
+    with pytest.raises(UsageError, match="--task regression: rte is a named task already"):
         sources.load("rte", folder=mini("rte"), task="regression")
     assert sources.load("rte", folder=mini("rte"), task="classification")[1].name == "rte"
 

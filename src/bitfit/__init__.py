@@ -31,8 +31,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what `__get
 __version__ = "0.2.0"
 
 # Name -> module. Loaded on first use, because torch takes seconds and `bitfit --help` must not. No module may have
-# a name of this list: importing it would put the module in the function's place.
-_HOMES = {
+# a name of this list: importing the module would replace the function.
+_MODULES = {
     "load_base": "model.base",
     "Base": "model.base",
     "train": "training.run",
@@ -57,7 +57,7 @@ _HOMES = {
     "Task": "tasks",
     "Client": "serve.client",
 }
-__all__ = ["__version__", *sorted(_HOMES)]
+__all__ = ["__version__", *sorted(_MODULES)]
 
 
 if not TYPE_CHECKING:  # a type checker would take any name for one that this function loads
@@ -65,9 +65,9 @@ if not TYPE_CHECKING:  # a type checker would take any name for one that this fu
     def __getattr__(name: str) -> Any:
         if name == "tasks":
             return import_module(".tasks", __name__)
-        if name not in _HOMES:
+        if name not in _MODULES:
             raise AttributeError(f"module 'bitfit' has no attribute {name!r}")
-        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
         globals()[name] = value
         return value
 

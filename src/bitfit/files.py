@@ -1,4 +1,4 @@
-"""Files written all or nothing: a reader sees the old content or the new content, never a part of either."""
+"""Atomic writing of files: a reader sees the old content or the new content, never a mixture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from .errors import UsageError, WriteError
 
-# The path itself is wrong, whatever the state of the disk.
+# Errors that mean the path is wrong; the others mean that the disk or a permission is.
 WRONG_PATH = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EINVAL)
 
 
@@ -30,10 +30,10 @@ def replace(path: Path, data: bytes, mark: str = "", follow: bool = True) -> os.
 
 @contextmanager
 def writing(path: Path, mark: str = "", follow: bool = True) -> Iterator[BinaryIO]:
-    """A file to write to that takes its place at `path` when the block ends; after an error nothing has changed.
+    """Open a temporary file that is renamed to `path` when the block ends; after an error nothing has changed.
 
-    The temporary file's name has `mark` in it, or the process id. A symbolic link stays one: what it points to is
-    replaced, unless `follow` is False. What is not a regular file (a device, a pipe) is written to directly.
+    The name of the temporary file contains `mark`, or the process id. A symbolic link stays one: the file it points to
+    is replaced, unless `follow` is False. A device or a pipe is written to directly.
     """
     check_target(path)
     target = path.resolve() if follow and path.is_symlink() else path
@@ -49,8 +49,8 @@ def writing(path: Path, mark: str = "", follow: bool = True) -> Iterator[BinaryI
             temporary.replace(target)
             sync_folder(target.parent)
     except OSError as error:
-        kept = "" if direct else "; what was there before is unchanged"
-        raise WriteError(f"{path}: cannot be written ({error.strerror}){kept}") from error
+        unchanged = "" if direct else "; what was there before is unchanged"
+        raise WriteError(f"{path}: cannot be written ({error.strerror}){unchanged}") from error
     finally:
         if not direct:
             with suppress(OSError):
@@ -83,7 +83,7 @@ def writing_folder(path: Path) -> Iterator[Path]:
 
 def check_target(path: Path, *inputs: Path) -> None:
     """Refuse a path that cannot be written to, or that is one of the inputs. Creates the folder of the path."""
-    if any(path.resolve() == given.resolve() for given in inputs):
+    if any(path.resolve() == source.resolve() for source in inputs):
         raise UsageError(f"{path}: is the input; writing there would destroy it, so name another file")
     try:
         if not path.name or path.is_dir():
@@ -92,8 +92,8 @@ def check_target(path: Path, *inputs: Path) -> None:
         if not os.access(path.parent, os.W_OK):
             raise PermissionError(errno.EACCES, "its folder is read-only")
     except OSError as error:
-        kind = UsageError if error.errno in WRONG_PATH else WriteError
-        raise kind(f"{path}: cannot be written ({error.strerror}); name another file") from error
+        error_class = UsageError if error.errno in WRONG_PATH else WriteError
+        raise error_class(f"{path}: cannot be written ({error.strerror}); name another file") from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,12 +1,12 @@
-"""Registries: what bitfit brings and what installed packages add, found by name through the same door.
+"""Registries: built-in members and members that installed packages add, looked up by name in the same way.
 
 A package adds a member with an entry point of the registry's group, e.g. in its pyproject.toml
 
     [project.entry-points."bitfit.strategies"]
     lowest = "my_package:lowest"
 
-bitfit's own members are entry points too, written where the registry is made. Nothing is imported before its name is
-looked up, so a broken package disturbs nobody who does not use it.
+Built-in members are entry points too, listed where the registry is created. Nothing is imported before its name is
+looked up, so a broken package affects only those who use it.
 """
 
 from __future__ import annotations
@@ -72,19 +72,19 @@ class Registry(Mapping[str, T], Generic[T]):
     def _installed(self) -> dict[str, EntryPoint]:
         from importlib.metadata import entry_points
 
-        found: dict[str, EntryPoint] = {}
+        installed: dict[str, EntryPoint] = {}
         for entry in entry_points(group=self.group):
-            if entry.name in self._builtin or entry.name in found:
+            if entry.name in self._builtin or entry.name in installed:
                 raise UsageError(
                     f"{_origin(entry)} adds {self.group} {entry.name!r}, which exists already; uninstall it"
                 )
-            found[entry.name] = entry
-        return found
+            installed[entry.name] = entry
+        return installed
 
     def _load(self, entry: EntryPoint) -> Any:
         try:
             return entry.load()
-        except Exception as error:  # whatever a stranger's module raises when it is imported
+        except Exception as error:  # the module of another package may raise anything when it is imported
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise UsageError(
                 f"{_origin(entry)}: {self.group} {entry.name!r} cannot be loaded from {entry.value} ({reason}); "

@@ -28,7 +28,7 @@ _NAMES = {
 
 
 def read(kind: type[Value], table: object, where: str, error: type[BitfitError]) -> Value:
-    """The table as a value of this dataclass; `error` in one line with `where` and the key if it is not one.
+    """Convert a table to a value of this dataclass; raise `error` with `where` and the key if it does not fit.
 
     An unknown key is an error with a suggestion. A check in the dataclass's `__post_init__` raises ValueError.
     """
@@ -51,7 +51,7 @@ def read_known(kind: type[Value], table: object, where: str, error: type[BitfitE
 
 
 def _unknown_keys(kind: Any, value: object, path: str = "") -> Iterator[tuple[str, str, list[str]]]:
-    """Where a table has a key that its dataclass does not have: (path, key, known keys)."""
+    """Find keys of a table that its dataclass does not have: yields (path, key, known keys)."""
     arguments = get_args(kind)
     if is_dataclass(kind) and isinstance(value, Mapping):
         hints = get_type_hints(kind)
@@ -72,7 +72,7 @@ def _unknown_keys(kind: Any, value: object, path: str = "") -> Iterator[tuple[st
 
 
 def _in_words(message: str) -> str:
-    """A message of msgspec as a user would say it."""
+    """Rewrite a message of msgspec in the words of a user."""
     text, _, path = message.partition(" - at ")
     missing = re.fullmatch(r"Object missing required field `(.*)`", text)
     if missing:

@@ -1,4 +1,4 @@
-"""Which column of a file is what: the text, its pair and the label, by well-known names and then by looking."""
+"""Finding the columns of text, second text and label: by well-known names, then by content."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .source import RowSource, StrPath, source_of
 
 SAMPLE_ROWS = 500
 MANY_CLASSES = 50
+LONGEST_CLASS = 40  # characters
 
 PAIRS = (
     ("sentence1", "sentence2"),
@@ -45,7 +46,7 @@ IDS = {"", "id", "ids", "idx", "index", "guid", "uuid", "uid", "rowid", "pairid"
 
 @dataclass(frozen=True)
 class Sample:
-    """The first rows of a file, which tell the kind of task and the columns. They are read once, when needed."""
+    """The first rows of a file, from which task kind and columns are inferred. They are read once, when needed."""
 
     path: RowSource
 
@@ -71,9 +72,9 @@ class Sample:
         """The values of a column; None where a row lacks it."""
         return [row.values.get(name) for row in self.rows]
 
-    def check(self, given: Sequence[str | None]) -> None:
-        """Refuse a column that the file lacks, or one that is given twice."""
-        wanted = [name for name in given if name is not None]
+    def check(self, columns: Sequence[str | None]) -> None:
+        """Refuse a column that the file lacks, or one that is named twice."""
+        wanted = [name for name in columns if name is not None]
         for name in wanted:
             if name not in self.names:
                 raise DataError(f'{self.path} has no column "{name}".{suggest(name, self.names)}')
@@ -88,16 +89,16 @@ def find_columns(
     text_pair: str | None = None,
     label: str | None = None,
 ) -> Columns:
-    """The given columns; the others by well-known names, then by their content. The label is None if unclear.
+    """The named columns; the others by well-known names, then by their content. The label is None if unclear.
 
-    A text given without a pair means a single text, whatever else the file holds.
+    A text column without a pair means a single text, even if another column could be its pair.
     """
     sample = Sample.of(source)
-    given = (text, text_pair, label)
-    sample.check(given)
+    named = (text, text_pair, label)
+    sample.check(named)
     candidates = {}
     for name in sample.names:
-        if name not in given and bare(name) not in IDS:
+        if name not in named and normalised(name) not in IDS:
             candidates[name] = sample.column(name)
     if text is None:
         text, text_pair = _find_text(sample, candidates, text_pair)
@@ -107,50 +108,55 @@ def find_columns(
     return Columns(text, text_pair, label)
 
 
-def bare(name: str) -> str:
-    """A column's name without case, spaces and underscores."""
+def normalised(name: str) -> str:
+    """A name in lower case without punctuation, spaces and underscores: SST-2, sst_2 and sst2 are the same."""
     return re.sub(r"[\W_]", "", name.lower())
 
 
 def _find_text(sample: Sample, candidates: dict[str, list[object]], pair: str | None) -> tuple[str, str | None]:
-    known = {bare(name): name for name in reversed(candidates)}
-    for one, other in PAIRS:
-        if one in known and pair is None and other in known:
-            return known[one], known[other]
-        if one in known and pair is not None and bare(pair) == other:
-            return known[one], pair
+    known = {normalised(name): name for name in reversed(candidates)}
+    for first, second in PAIRS:
+        if first in known and pair is None and second in known:
+            return known[first], known[second]
+        if first in known and pair is not None and normalised(pair) == second:
+            return known[first], pair
     named = [known[name] for name in TEXTS.split() if name in known]
     if named:
         return named[0], pair
-    wordy = [name for name in candidates if bare(name) not in LABELS.split() and _is_wordy(candidates[name])]
-    if not wordy:
+    texts = {}
+    for name, values in candidates.items():
+        if normalised(name) not in LABELS.split() and _is_mostly_text(values):
+            texts[name] = values
+    if not texts:
         names = ", ".join(sample.names)
         raise DataError(f"{sample.path}: no column looks like text; pass --text with one of: {names}.")
-    return max(wordy, key=lambda name: _text_likeness(candidates[name])), pair
+    return max(texts, key=lambda name: _text_likeness(texts[name])), pair
 
 
-def _is_wordy(values: list[object]) -> bool:
-    words = [v for v in values if isinstance(v, str) and v.strip() and number(v) is None]
-    return 2 * len(words) > len(values)
+def _is_mostly_text(values: list[object]) -> bool:
+    texts = [v for v in values if isinstance(v, str) and v.strip() and number(v) is None]
+    return 2 * len(texts) > len(values)
 
 
 def _text_likeness(values: list[object]) -> tuple[bool, float]:
-    return not _is_class_like(values), sum(len(str(v)) for v in values) / len(values)
+    """A key that is larger the more a column looks like text: not like classes, then long on average."""
+    mean_length = sum(len(str(v)) for v in values) / len(values)
+    return not _is_class_like(values), mean_length
 
 
 def _find_label(path: RowSource, rest: dict[str, list[object]]) -> str | None:
-    known = {bare(name): name for name in reversed(rest)}
+    known = {normalised(name): name for name in reversed(rest)}
     named = [known[name] for name in LABELS.split() if name in known]
     if named:
         return named[0]
-    found = _only_candidate(rest)
-    if found is not None and found in _distinct(rest[found]):
-        raise DataError(f'{path}: the first line seems to be data ("{found}" is also a value); add a header line.')
-    return found
+    label = _only_candidate(rest)
+    if label is not None and label in _distinct(rest[label]):
+        raise DataError(f'{path}: the first line seems to be data ("{label}" is also a value); add a header line.')
+    return label
 
 
 def _only_candidate(rest: dict[str, list[object]]) -> str | None:
-    """The one column that could be a label; two are no decision, since a wrong one would train without complaint."""
+    """The only column that could be a label; None if there are several, since a wrong one would train without error."""
     classes = [name for name, values in rest.items() if _is_class_like(values)]
     varied = [name for name in classes if len(_distinct(rest[name])) > 1]
     numeric = [name for name, values in rest.items() if _is_numeric(values)]
@@ -168,18 +174,21 @@ def _distinct(values: list[object]) -> set[str]:
 
 
 def _is_class_like(values: list[object]) -> bool:
-    scalar = all(v is None or isinstance(v, str | int | float) for v in values)
-    distinct = _distinct(values) if scalar else set()
-    few = 0 < len(distinct) <= max(2, min(MANY_CLASSES, len(values) // 2))
-    return few and max(map(len, distinct)) <= 40
+    if not all(v is None or isinstance(v, str | int | float) for v in values):
+        return False
+    distinct = _distinct(values)
+    most = max(2, min(MANY_CLASSES, len(values) // 2))
+    return 0 < len(distinct) <= most and max(map(len, distinct)) <= LONGEST_CLASS
 
 
 def number(value: object) -> float | None:
-    """The number a cell holds, as itself or in writing."""
+    """The number in a cell, be it a number or a text; None if there is none."""
     if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
         return None
+    if isinstance(value, str) and "_" in value:  # float() takes 1_000
+        return None
     try:
-        return None if isinstance(value, str) and "_" in value else float(value)
+        return float(value)
     except (ValueError, OverflowError):
         return None
 

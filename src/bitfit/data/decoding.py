@@ -1,4 +1,4 @@
-"""The bytes of a file -> lines of text: compression, encodings, and files that are no text at all."""
+"""Decoding of files into lines of text: compression, encodings, and files that are not text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import DataError, UsageError
 from .source import DataFile
 
-# What the first bytes of a file tell, whatever its name says.
+# First bytes -> format. They count more than the name of the file.
 SIGNATURES = {
     b"%PDF": "a PDF document",
     b"PK\x03\x04": "a zip archive (or an Excel or Word document)",
@@ -27,8 +27,8 @@ SIGNATURES = {
     b"\xfd7zXZ": "compressed by xz; unpack it",
     b"\x28\xb5\x2f\xfd": "compressed by zstd; unpack it",
 }
-MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-HEAD = 4096
+BYTE_ORDER_MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+HEAD = 4096  # bytes at the start of a file that are examined
 
 Stream = io.BufferedReader | gzip.GzipFile
 WESTERN = 0.25  # the share of accented letters up to which text may be of a Western European language
@@ -36,7 +36,7 @@ WESTERN = 0.25  # the share of accented letters up to which text may be of a Wes
 
 @contextmanager
 def opened(file: DataFile) -> Iterator[Stream]:
-    """The bytes of a file, unpacked if it is called .gz."""
+    """The bytes of a file, decompressed if its name ends in .gz."""
     path = file.path
     try:
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as stream:
@@ -50,7 +50,7 @@ def lines(file: DataFile) -> Iterator[tuple[int, str]]:
     with opened(file) as stream:
         head = stream.peek(HEAD)[:HEAD]
         refuse_other_formats(file.path, head)
-        encoding = check_encoding(file.encoding) or _marked(head)
+        encoding = check_encoding(file.encoding) or _utf16(head)
         if encoding is None:
             yield from _utf8_lines(file, stream)
             return
@@ -60,9 +60,11 @@ def lines(file: DataFile) -> Iterator[tuple[int, str]]:
 
 
 def check_encoding(name: str | None) -> str | None:
-    """The encoding of this name; UsageError if Python knows none."""
+    """Python's name of an encoding; None for None; UsageError if Python does not know it."""
+    if name is None:
+        return None
     try:
-        return None if name is None else codecs.lookup(name).name
+        return codecs.lookup(name).name
     except LookupError as error:
         raise UsageError(f"--encoding {name}: not known; use utf-8, cp1252, latin-1 or utf-16") from error
 
@@ -74,9 +76,9 @@ def refuse_other_formats(path: Path, head: bytes) -> None:
             raise DataError(f"{path} is {what}, not a text file.")
 
 
-def _marked(head: bytes) -> str | None:
-    """UTF-16 by its byte order mark, or by the zero bytes between the characters of a first line in English."""
-    for mark, encoding in MARKS.items():
+def _utf16(head: bytes) -> str | None:
+    """Recognise UTF-16 by its byte order mark, or by the zero bytes between ASCII characters; None if it is neither."""
+    for mark, encoding in BYTE_ORDER_MARKS.items():
         if head.startswith(mark):
             return encoding
     start = head[:64]
@@ -103,8 +105,8 @@ def _utf8_lines(file: DataFile, stream: Stream) -> Iterator[tuple[int, str]]:
     ascii_so_far = not stream.peek(HEAD).startswith(codecs.BOM_UTF8)
     for line, raw in enumerate(stream, 1):
         if b"\0" in raw:
-            place = raw.index(0) + 1
-            raise DataError(f"{file.path}, line {line}: a NUL byte at byte {place}; save the file as UTF-8 text.")
+            position = raw.index(0) + 1
+            raise DataError(f"{file.path}, line {line}: a NUL byte at byte {position}; save the file as UTF-8 text.")
         try:
             text = raw.decode(encoding)
         except UnicodeDecodeError as error:
@@ -126,6 +128,6 @@ def _looks_western(sample: bytes) -> bool:
 
 
 def _not_text(file: DataFile, line: int, raw: bytes, error: UnicodeDecodeError) -> DataError:
-    place = error.start + 1
-    bad = f"byte 0x{raw[error.start]:02x} at byte {place} is not {error.encoding.upper()}"
-    return DataError(f"{file.path}, line {line}: {bad}; save the file as UTF-8 or pass its --encoding.")
+    byte = f"byte 0x{raw[error.start]:02x} at byte {error.start + 1}"
+    problem = f"{byte} is not {error.encoding.upper()}"
+    return DataError(f"{file.path}, line {line}: {problem}; save the file as UTF-8 or pass its --encoding.")

@@ -1,4 +1,4 @@
-"""Labelled examples as values: what files become, and what tasks take."""
+"""Labelled examples: what the readers return and the tasks take."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns hold the text, its pair and the label, and whether a label may stand there by its number."""
+    """The columns of text, second text and label; `numbered`: a cell may hold the number of a label, not its name."""
 
     text: str
     text_pair: str | None = None
@@ -42,7 +42,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts, with their labels and the lines they came from as far as these are known.
+    """Texts, and if known their labels and the lines of the file that they came from.
 
     A text is a string, in tagging a tuple of words; a question's pair is its context. A label is a class number, a
     float, a tuple of class numbers (in tagging one per word, -1 where there is none), or a tuple of Answers.
@@ -66,14 +66,14 @@ class Examples:
         return Examples(texts, pairs, labels, lines)
 
     def __add__(self, other: Examples) -> Examples:
-        """These examples and those after them."""
+        """These examples followed by the others."""
         pairs = None if self.pairs is None or other.pairs is None else self.pairs + other.pairs
         return Examples(self.texts + other.texts, pairs, self.labels + other.labels, self.lines + other.lines)
 
 
 @dataclass(frozen=True)
 class Table:
-    """The usable records of a file, their labels as they stand there."""
+    """The usable records of a file, with the labels as written in the file."""
 
     path: RowSource
     texts: list[Any]
@@ -85,7 +85,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Everything training needs to know about the data, with notes for the user, one sentence each."""
+    """The examples of every split and what training must know of them; `notes` are sentences for the user."""
 
     train: Examples
     dev: Examples
@@ -100,9 +100,10 @@ class Dataset:
 
 def duplicates(examples: Examples, by_pair: bool = False) -> list[list[int]]:
     """Indices grouped by equal text and second text (or by the second alone), in order of first appearance."""
-    pairs = examples.pairs or examples.texts
+    second = examples.pairs or examples.texts
+    first = second if by_pair else examples.texts
     groups: dict[tuple[Any, str], list[int]] = {}
-    for i, key in enumerate(zip(pairs if by_pair else examples.texts, pairs, strict=True)):
+    for i, key in enumerate(zip(first, second, strict=True)):
         groups.setdefault(key, []).append(i)
     return list(groups.values())
 
@@ -113,12 +114,12 @@ def agree(examples: Examples, group: list[int]) -> bool:
 
 
 def conflicts(examples: Examples) -> int:
-    """How many repeated texts have labels that differ."""
+    """The number of repeated texts with different labels."""
     return sum(not agree(examples, group) for group in duplicates(examples))
 
 
 def skipped(path: RowSource, what: str, lines: list[int]) -> list[str]:
-    """A note on rows that are left out, with the first lines; nothing if there are none."""
+    """A note on rows that were skipped, with their first line numbers; no note if there are none."""
     if not lines:
         return []
     plural = "" if len(lines) == 1 else "s"
@@ -126,5 +127,6 @@ def skipped(path: RowSource, what: str, lines: list[int]) -> list[str]:
 
 
 def shortened(items: Sequence[object], most: int = 5) -> str:
-    """The first of a list, comma-separated."""
-    return ", ".join(map(str, items[:most])) + (", ..." if len(items) > most else "")
+    """The first `most` items, comma-separated."""
+    more = ", ..." if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more

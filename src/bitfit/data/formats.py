@@ -1,4 +1,4 @@
-"""Sources of rows -> records: the only module that knows file formats."""
+"""File formats: every known format becomes a stream of rows. No other module knows formats."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ class Row(NamedTuple):
     values: dict[str, object]
 
 
-def rows(given: StrPath | RowSource) -> Iterator[Row]:
+def rows(path_or_source: StrPath | RowSource) -> Iterator[Row]:
     """The records of a source one by one; those of a file in constant memory."""
-    source = source_of(given)
+    source = source_of(path_or_source)
+    records = _memory_rows(source) if isinstance(source, Records) else READERS[format_of(source)](source)
     row = None
-    for row in _memory_rows(source) if isinstance(source, Records) else READERS[format_of(source)](source):
+    for row in records:
         yield row
     if row is None:
         raise DataError(f"{source} has no rows.")
@@ -50,12 +51,12 @@ def _memory_rows(records: Records) -> Iterator[Row]:
 
 
 def existing(path: Path) -> Path:
-    """The path, if it is a file of a known format."""
+    """The path; DataError if it is not a file of a known format."""
     if path.is_dir():
         raise DataError(f"{path} is a folder where a file is needed.")
     if not path.exists():
-        near = _near_file(path)
-        raise DataError(f"{path} does not exist." + (f' Did you mean "{near}"?' if near else ""))
+        similar = _similar_file(path)
+        raise DataError(f"{path} does not exist." + (f' Did you mean "{similar}"?' if similar else ""))
     ending = extension(path)
     if ending in SPREADSHEETS:
         raise DataError(f"{path} is a spreadsheet; save it as CSV (UTF-8) and use that file.")
@@ -76,44 +77,52 @@ def format_of(source: RowSource) -> str:
     return JSON_ARRAY if start.startswith(b"[") else ending
 
 
-def _near_file(path: Path) -> str | None:
+def _similar_file(path: Path) -> str | None:
     names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     return next(iter(difflib.get_close_matches(path.name, names, n=1)), None)
 
 
 def fault(source: RowSource, line: int, what: str) -> DataError:
-    """An error that names the place in the source."""
+    """A DataError that names the source and the line (or row) in it."""
     unit = "row" if isinstance(source, Records) else UNITS.get(extension(source), "line")
     return DataError(f"{source}, {unit} {line}: {what}")
 
 
 def _csv_rows(path: DataFile) -> Iterator[Row]:
     lines = _lines(path)
-    # Excel may write the delimiter on a line of its own before the header.
-    first = next((item for item in lines if item[1].strip() and not re.fullmatch("sep=.", item[1].strip())), None)
-    if first is None:
-        raise DataError(f"{path} is empty.")
-    delimiter = _delimiter(path, first[1])
-    records = _records(path, first[0], chain([first[1]], (text for _, text in lines)), delimiter)
-    header = _unique(path, [name.strip() for name in next(records)[1]])
+    start, header_line = _header_line(path, lines)
+    delimiter = _delimiter(path, header_line)
+    texts = chain([header_line], (text for _, text in lines))
+    records = _records(path, start, texts, delimiter)
+    _, names = next(records)
+    header = _unique(path, [name.strip() for name in names])
     for line, fields in records:
         if len(fields) == len(header):
             yield Row(line, dict(zip(header, fields, strict=True)))
         elif fields and (len(fields) > 1 or fields[0].strip()):
-            raise fault(path, line, _ragged(len(fields), header, delimiter))
+            raise fault(path, line, _wrong_field_count(len(fields), header, delimiter))
+
+
+def _header_line(path: DataFile, lines: Iterator[tuple[int, str]]) -> tuple[int, str]:
+    """The first line with text, and its number. Excel may write a line sep=; before the header, which is skipped."""
+    for number, text in lines:
+        if text.strip() and not re.fullmatch("sep=.", text.strip()):
+            return number, text
+    raise DataError(f"{path} is empty.")
 
 
 def _delimiter(path: DataFile, header: str) -> str:
     if extension(path) == ".tsv":
         return "\t"
-    return max(",;\t|", key=header.count)  # of equals the first: a comma
+    return max(",;\t|", key=header.count)  # the comma if none occurs
 
 
 def _records(path: DataFile, first: int, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(max(CELL_LIMIT, csv.field_size_limit()))
-    # Most TSV files are written without quoting: there a quote is a character, unless it embraces a whole cell.
+    # Most TSV files are written without quoting: a quote is a character there, unless it encloses the cell.
     plain = delimiter == "\t"
-    reader = csv.reader(lines, delimiter=delimiter, strict=True, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
+    quoting = csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL
+    reader = csv.reader(lines, delimiter=delimiter, strict=True, quoting=quoting)
     while True:
         start = first + reader.line_num
         try:
@@ -122,22 +131,22 @@ def _records(path: DataFile, first: int, lines: Iterable[str], delimiter: str) -
         except StopIteration:
             return
         except csv.Error as error:
-            raise fault(path, start, _quoting(str(error))) from error
+            raise fault(path, start, _quoting_problem(str(error))) from error
 
 
 def _unquoted(field: str) -> str:
-    whole = len(field) > 1 and field[0] == field[-1] == '"'
-    return field[1:-1].replace('""', '"') if whole else field
+    is_quoted = len(field) > 1 and field[0] == field[-1] == '"'
+    return field[1:-1].replace('""', '"') if is_quoted else field
 
 
-def _quoting(error: str) -> str:
+def _quoting_problem(error: str) -> str:
     if error.startswith("new-line character"):
         return "a carriage return without a line feed; save the file with ordinary line ends."
     return f"{error}; put a text with quotes between quotes and double those inside, and close every quote."
 
 
-def _ragged(found: int, header: Sequence[str], delimiter: str) -> str:
-    expected = f"{len(header)} fields ({', '.join(header)}) expected, {found} found"
+def _wrong_field_count(count: int, header: Sequence[str], delimiter: str) -> str:
+    expected = f"{len(header)} fields ({', '.join(header)}) expected, {count} found"
     return f"{expected}; put a text that contains {delimiter!r} between quotes."
 
 
@@ -156,8 +165,8 @@ def _json_rows(path: DataFile) -> Iterator[Row]:
 
 def _json_object(path: DataFile, line: int, text: str) -> dict[str, object]:
     try:
-        value = json.loads(text, object_pairs_hook=_without_repeats)
-        # Only an escape can bring half of a surrogate pair in, and nothing after this point could encode it.
+        value = json.loads(text, object_pairs_hook=_with_unique_keys)
+        # Only an escape sequence can contain half of a surrogate pair, and no later step could encode it.
         if "\\ud" in text.lower():
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -173,7 +182,7 @@ def _json_object(path: DataFile, line: int, text: str) -> dict[str, object]:
     return value
 
 
-def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _with_unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     values = dict(pairs)
     if len(values) < len(pairs):
         raise ValueError("a key occurs twice in one object")
@@ -202,7 +211,8 @@ def _parquet_rows(path: DataFile) -> Iterator[Row]:
 
 def _conllu_rows(path: DataFile) -> Iterator[Row]:
     """A record per sentence, each column a list over its words; multiword ranges and empty nodes are left out."""
-    start, words = 1, list[list[str]]()
+    start = 1
+    words: list[list[str]] = []
     for line, text in _lines(path):
         fields = text.rstrip("\r\n").split("\t")
         if fields == [""] or fields[0].startswith("#"):
@@ -215,7 +225,8 @@ def _conllu_rows(path: DataFile) -> Iterator[Row]:
         if not re.fullmatch(r"\d+([-.]\d+)?", fields[0]):
             raise fault(path, line, f'"{fields[0]}" is not a CoNLL-U id (1, 1-2 or 1.1).')
         if fields[0].isdigit():
-            start = start if words else line
+            if not words:
+                start = line
             words.append(fields)
     if words:
         yield _sentence(start, words)
@@ -229,8 +240,9 @@ def _sentence(line: int, words: list[list[str]], names: Sequence[str] = CONLLU) 
 
 
 def _conll_rows(path: DataFile) -> Iterator[Row]:
-    """A record per sentence of a file in the form of CoNLL-2003: a word a line, its tag last, an empty line between."""
-    start, words = 1, list[list[str]]()
+    """A record per sentence of a CoNLL-2003 file: one word per line, its tag last, empty lines between sentences."""
+    start = 1
+    words: list[list[str]] = []
     names: list[str] = []
     for line, text in _lines(path):
         fields = text.split()
@@ -242,7 +254,8 @@ def _conll_rows(path: DataFile) -> Iterator[Row]:
         names = names or _conll_columns(path, line, len(fields))
         if len(fields) != len(names):
             raise fault(path, line, f"{len(names)} fields between spaces expected, {len(fields)} found.")
-        start = start if words else line
+        if not words:
+            start = line
         words.append(fields)
     if words:
         yield _sentence(start, words, names)
@@ -266,20 +279,20 @@ def _json_document(path: DataFile) -> Any:
     with opened(path) as stream:
         raw = stream.read()
     try:
-        whole = json.loads(raw)
-        json.dumps(whole, ensure_ascii=False).encode()
+        document = json.loads(raw)
+        json.dumps(document, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:  # JSON and Unicode errors are ValueErrors
         raise DataError(f"{path} is not usable JSON: {error}.") from error
-    return whole
+    return document
 
 
 def _squad_rows(path: DataFile) -> Iterator[Row]:
     """A record per question of a SQuAD file, with its context."""
-    whole = _json_document(path)
-    articles = whole.get("data") if isinstance(whole, dict) else None
+    document = _json_document(path)
+    articles = document.get("data") if isinstance(document, dict) else None
     if not isinstance(articles, list):
-        form = 'a list of records, or SQuAD\'s form ("data" with paragraphs)'
-        raise DataError(f"{path} is not {form}; name it .jsonl if it has one object per line.")
+        expected = 'a list of records, or SQuAD\'s form ("data" with paragraphs)'
+        raise DataError(f"{path} is not {expected}; name it .jsonl if it has one object per line.")
     number = 0
     for article in articles:
         for paragraph in _members(path, number, article, "paragraphs"):

@@ -1,4 +1,4 @@
-"""Records -> data sets: texts, labels of every kind, and the files of a folder."""
+"""Loading of data sets: the files of a folder, their kind and columns, and the splits training needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .readers.texts import Classes, class_name, infer_kind
 from .source import DataFile, Records, RowSource, StrPath, extension, plain_name, source_of
 from .splits import split, subset
 
-# What a folder may call its files: the first name is the role itself.
+# The usual file names of each split; the first one is the name of the split.
 ROLES = {
     "train": ("train", "train_sample"),
     "dev": ("dev", "validation", "valid", "val", "dev_matched", "validation_matched", "heldout", "heldout_sample"),
@@ -40,7 +40,7 @@ ROLES = {
 def stream_texts(
     source: StrPath | RowSource | Sample, columns: Columns, kind: Kind = "classification"
 ) -> Iterator[tuple[int, Any, str | None]]:
-    """Line, text and second text of every record, empty texts included, so that answers match the file row by row."""
+    """Line, text and second text of every record, empty texts included, so that predictions match the rows."""
     sample = Sample.of(source)
     find_columns_of(kind, sample, text=columns.text, text_pair=columns.text_pair)
     return reader_of(kind).stream(sample.path, columns)
@@ -53,8 +53,8 @@ def load_labelled(
     sample = Sample.of(source)
     _require_label(sample, columns)
     if not _has_labels(sample, columns, kind, labels):
-        what = f'no row has a label in column "{columns.label}"'
-        raise DataError(f"{sample.path}: {what}; labels are needed here (bitfit predict works without them).")
+        problem = f'no row has a label in column "{columns.label}"'
+        raise DataError(f"{sample.path}: {problem}; labels are needed here (bitfit predict works without them).")
     find_columns_of(kind, sample, text=columns.text, text_pair=columns.text_pair, label=columns.label)
     reader = reader_of(kind)
     table = reader.read(sample, columns)
@@ -62,16 +62,17 @@ def load_labelled(
 
 
 def _require_label(sample: Sample, columns: Columns) -> None:
-    if columns.label is None:
-        rest = [name for name in sample.names if name not in (columns.text, columns.text_pair)]
-        if not rest:
-            what = "no column but the text, so it has no labels"
-            raise DataError(f"{sample.path} has {what}; labels are needed here (bitfit predict works without them).")
-        names = ", ".join(sample.names)
-        raise DataError(f"{sample.path}: cannot tell which column is the label; pass --label with one of: {names}.")
+    if columns.label is not None:
+        return
+    rest = [name for name in sample.names if name not in (columns.text, columns.text_pair)]
+    if not rest:
+        problem = "no column but the text, so it has no labels"
+        raise DataError(f"{sample.path} has {problem}; labels are needed here (bitfit predict works without them).")
+    names = ", ".join(sample.names)
+    raise DataError(f"{sample.path}: cannot tell which column is the label; pass --label with one of: {names}.")
 
 
-# ---------------------------------------------------------------- the whole data set
+# ---------------------------------------------------------------- the data set
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +85,7 @@ class Published:
     columns: Columns
     train: Examples
     notes: tuple[str, ...]  # how the training file was read
-    train_notes: tuple[str, ...]  # what was noticed in it
+    train_notes: tuple[str, ...]  # skipped rows and the like
 
     @cached_property
     def dev(self) -> tuple[Examples | None, tuple[str, ...]]:
@@ -96,40 +97,46 @@ class Published:
     @cached_property
     def test(self) -> tuple[Examples | None, tuple[str, ...]]:
         """The examples of the test file if it has labels, with notes."""
-        return self._tested(self.files.test)
+        return self._if_labelled(self.files.test)
 
     @cached_property
     def dev_as_test(self) -> tuple[Examples | None, tuple[str, ...]]:
         """The examples of the dev file if it has labels, with notes."""
-        return self._tested(self.files.dev)
+        return self._if_labelled(self.files.dev)
 
     @cached_property
     def more(self) -> dict[str, tuple[Examples | None, tuple[str, ...]]]:
         """The further files to score, by name."""
-        return {name: self._tested(file) for name, file in self.files.more.items()}
+        return {name: self._if_labelled(file) for name, file in self.files.more.items()}
 
-    def _tested(self, path: RowSource | None) -> tuple[Examples | None, tuple[str, ...]]:
-        return _tested(path, self.columns, self.kind, self.labels)
+    def _if_labelled(self, path: RowSource | None) -> tuple[Examples | None, tuple[str, ...]]:
+        """The examples of a file with notes; no examples if there is no file, or if it has no labels."""
+        if path is None:
+            return None, ()
+        sample = Sample.of(path)
+        if not _has_labels(sample, self.columns, self.kind, self.labels):
+            return None, (f"{path.name} has no labels and is ignored.",)
+        return load_labelled(sample, self.columns, self.kind, self.labels)
 
     def dataset(self, train_size: int | None = None, seed: int = 0, holdout: float | None = None) -> Dataset:
-        """What training needs: drawn to `train_size` rows, a dev part split off where there is none.
+        """The data set, with `train_size` training rows drawn, and dev split off the training rows if there is no file.
 
         `holdout` is the share of the training rows to hold out as dev; the dev file is then the test.
         """
         if holdout is None:
-            train, dev, how = self._train_and_dev(seed)
-            train, cut = _cut(train, self.kind, self.labels, train_size, seed)
-            how = (*how, *cut)
+            train, dev, split_notes = self._train_and_dev(seed)
+            train, draw_notes = _draw(train, self.kind, self.labels, train_size, seed)
+            split_notes = (*split_notes, *draw_notes)
             test, test_notes = self.test
         else:
-            drawn, cut = _cut(self.train, self.kind, self.labels, train_size, seed)
-            train, dev, said = _hold_out(drawn, self.files, self.kind, seed, holdout)
-            how = (*cut, *said)
+            drawn, draw_notes = _draw(self.train, self.kind, self.labels, train_size, seed)
+            train, dev, holdout_notes = _hold_out(drawn, self.files, self.kind, seed, holdout)
+            split_notes = (*draw_notes, *holdout_notes)
             test, test_notes = self.test if self.files.dev is None else self.dev_as_test
-        notes = [*self.notes, *how, sizes_note(train, dev, test), *self.train_notes, *test_notes]
+        notes = [*self.notes, *split_notes, sizes_note(train, dev, test), *self.train_notes, *test_notes]
         more = {}
-        for name, (examples, said) in self.more.items():
-            notes += said
+        for name, (examples, file_notes) in self.more.items():
+            notes += file_notes
             if examples is not None:
                 more[name] = examples
         notes += self._doubts()
@@ -155,8 +162,8 @@ class Published:
         dev, notes = self.dev
         if dev is not None:
             return self.train, dev, notes
-        train, split_off, how = _split_off(self.train, self.files.train, self.kind, seed)
-        return train, split_off, (f"No dev file, so {how}",)
+        train, split_off, note = _split_off(self.train, self.files.train, self.kind, seed)
+        return train, split_off, (f"No dev file, so {note}",)
 
 
 def read(
@@ -172,9 +179,9 @@ def read(
 ) -> Published:
     """Read the training file of a data set.
 
-    `task` is the kind of task; without it the file's format, columns and labels tell. `labels` are those of a named
-    task, which files may also give by number. `separator` stands between several labels of a row. `sample` holds the
-    first rows of the training file, if they were read before.
+    `task` is the kind of task; without it, the kind is inferred from the file's format, columns and labels. `labels`
+    are those of a named task, whose files may hold numbers instead. `separator` separates several labels of a row.
+    `sample` holds the first rows of the training file, if they were read before.
     """
     sample = sample or Sample.of(files.train)
     kind = task or (LabelSets.kind if separator else suggest_kind(sample, label))
@@ -184,15 +191,18 @@ def read(
     columns = replace(columns, numbered=bool(labels), separator=separator)
     _require_label(sample, columns)
     table = reader_of(kind or Classes.kind).read(sample, columns)
-    kind, reasons = (kind, []) if kind else infer_kind(table)
+    reasons: list[str] = []
+    if kind is None:
+        kind, reasons = infer_kind(table)
     reader = reader_of(kind)
     names = tuple(labels) or reader.label_names(table)
     examples = reader.examples(table, names, columns.numbered)
-    return Published(files, kind, names, columns, examples, (_taken(columns), *reasons), tuple(table.notes))
+    notes = (_columns_note(columns), *reasons)
+    return Published(files, kind, names, columns, examples, notes, tuple(table.notes))
 
 
 def load(
-    given: StrPath | RowSource | Files,
+    source: StrPath | RowSource | Files,
     *,
     dev: StrPath | RowSource | None = None,
     test: StrPath | RowSource | None = None,
@@ -201,11 +211,11 @@ def load(
     holdout: float | None = None,
     **options: Any,
 ) -> Dataset:
-    """A labelled file, or a folder with train, dev and test files, as what training needs.
+    """The data set of a labelled file, or of a folder with train, dev and test files.
 
     `options` are those of `read`; see `Published.dataset` for the sizes.
     """
-    files, notes = (given, []) if isinstance(given, Files) else find_files(given)
+    files, notes = (source, []) if isinstance(source, Files) else find_files(source)
     if dev is not None:
         files = replace(files, dev=source_of(dev))
     if test is not None:
@@ -214,19 +224,19 @@ def load(
     return replace(dataset, notes=(*notes, *dataset.notes))
 
 
-def kind_of_format(given: StrPath | RowSource) -> Kind | None:
-    """The kind of task that is the only use of a file's format."""
-    held = format_of(source_of(given))
-    return next((reader.kind for reader in all_readers() if held in reader.formats), None)
+def kind_of_format(source: StrPath | RowSource) -> Kind | None:
+    """The kind of task that alone uses the format of a file; None if several kinds use it."""
+    file_format = format_of(source_of(source))
+    return next((reader.kind for reader in all_readers() if file_format in reader.formats), None)
 
 
 def suggest_kind(source: StrPath | RowSource | Sample, label: str | None = None) -> Kind | None:
-    """The kind of task that a file's format or columns tell; None: one label per text, and the labels tell which."""
+    """The kind of task, inferred from a file's format or columns; None: one label per text, see `infer_kind`."""
     sample = Sample.of(source)
     kind = kind_of_format(sample.path)
     if kind is not None:
         return kind
-    # The last first: those that join later are the more particular ones.
+    # In reverse order, since the readers that are registered later are the more specific ones.
     for reader in reversed(list(all_readers())):
         if reader.looks_like(sample, label):
             return reader.kind
@@ -234,8 +244,10 @@ def suggest_kind(source: StrPath | RowSource | Sample, label: str | None = None)
 
 
 def has_column(sample: Sample, name: str) -> bool:
-    """Whether a file has a column of this name, or all columns that a,b,c names."""
-    return name in sample.names or all(part.strip() in sample.names for part in name.split(","))
+    """Whether a file has a column of this name, or all columns of a comma-separated list."""
+    if name in sample.names:
+        return True
+    return all(column.strip() in sample.names for column in name.split(","))
 
 
 def find_columns_of(
@@ -251,113 +263,115 @@ def find_columns_of(
     return reader.find_columns(Sample.of(source), text=text, text_pair=text_pair, label=label)
 
 
-def find_files(given: StrPath | RowSource, encoding: str | None = None) -> tuple[Files, list[str]]:
-    """The files of a data set by their names, with a note for every name that is not train, dev or test itself."""
-    if isinstance(given, Records | DataFile):
-        return Files(given), []
-    path = Path(given)
+def find_files(source: StrPath | RowSource, encoding: str | None = None) -> tuple[Files, list[str]]:
+    """The files of a data set by their names, with a note for every name that is not exactly train, dev or test."""
+    if isinstance(source, Records | DataFile):
+        return Files(source), []
+    path = Path(source)
     if not path.is_dir():
         return Files(DataFile(existing(path), encoding)), []
     files = by_stem(path)
-    found = {role: one_of(files, names) or _only_named(files, role) for role, names in ROLES.items()}
-    train = found["train"]
-    if train is None:
-        held = ", ".join(sorted(file.name for file in path.iterdir())) or "nothing"
-        raise DataError(f"{path} has no train file ({', '.join(ENDINGS)}, each also with .gz); it holds: {held}.")
-    renamed = [(role, file) for role, file in found.items() if file and stem(file) != role]
-    dev, test = (None if file is None else DataFile(file, encoding) for file in (found["dev"], found["test"]))
-    notes = [f"{file.name} is taken as {role}." for role, file in renamed]
-    return Files(DataFile(train, encoding), dev, test), notes
+    by_role: dict[str, DataFile] = {}
+    notes = []
+    for role, names in ROLES.items():
+        file = one_of(files, names) or _only_named(files, role)
+        if file is None:
+            continue
+        by_role[role] = DataFile(file, encoding)
+        if stem(file) != role:
+            notes.append(f"{file.name} is taken as {role}.")
+    if "train" not in by_role:
+        content = ", ".join(sorted(file.name for file in path.iterdir())) or "nothing"
+        raise DataError(f"{path} has no train file ({', '.join(ENDINGS)}, each also with .gz); it holds: {content}.")
+    return Files(by_role["train"], by_role.get("dev"), by_role.get("test")), notes
 
 
 def _only_named(files: Mapping[str, list[Path]], role: str) -> Path | None:
-    """The one file with the role as a part of its name, as in en_ewt-ud-dev or dev-v1.1."""
-    found = [own for name, own in files.items() if role in re.split(r"[-_.]", name)]
-    return found[0][0] if len(found) == 1 and len(found[0]) == 1 else None
+    """The only file with the role as a part of its name, as in en_ewt-ud-dev or dev-v1.1; None if there are several."""
+    matches: list[Path] = []
+    for name, same_stem in files.items():
+        if role in re.split(r"[-_.]", name):
+            matches += same_stem
+    return matches[0] if len(matches) == 1 else None
 
 
 def stem(file: Path) -> str:
-    """A file's name in small letters without extensions."""
+    """A file's name in lower case without extensions."""
     return plain_name(file).stem
 
 
 def by_stem(folder: Path) -> dict[str, list[Path]]:
     """The readable files of a folder, by stem."""
-    found: defaultdict[str, list[Path]] = defaultdict(list)
+    files: defaultdict[str, list[Path]] = defaultdict(list)
     for file in sorted(folder.iterdir()):
         if extension(file) in ENDINGS:
-            found[stem(file)].append(file)
-    return found
+            files[stem(file)].append(file)
+    return files
 
 
 def one_of(files: Mapping[str, list[Path]], names: Sequence[str]) -> Path | None:
-    """The file with the first of these stems that is there."""
-    found = next((files[name] for name in names if name in files), [])
-    if len(found) > 1:
-        raise DataError(f"{found[0]} and {found[1].name} stand for the same part of the data; remove one of them.")
-    return found[0] if found else None
+    """The file with the first of these stems that exists; None if none does. DataError if two have the same stem."""
+    matches = next((files[name] for name in names if name in files), [])
+    if len(matches) > 1:
+        raise DataError(f"{matches[0]} and {matches[1].name} hold the same split of the data; remove one of them.")
+    return matches[0] if matches else None
 
 
 def _split_off(
-    whole: Examples, path: RowSource, kind: Kind, seed: int, share: float | None = None
+    examples: Examples, path: RowSource, kind: Kind, seed: int, share: float | None = None
 ) -> tuple[Examples, Examples, str]:
-    train, dev = split(whole, kind, seed, share)
+    """Split dev off the training examples: train, dev and the end of a sentence about it."""
+    train, dev = split(examples, kind, seed, share)
     if not dev:
         raise DataError(f"{path} has too few different rows to split off a dev set; add rows or a dev file.")
-    how = "of every class " if reader_of(kind).by_class else ""
-    note = f"{len(dev) / len(whole):.0%} {how}is split off (seed {seed}), equal texts together."
-    return whole.take(train), whole.take(dev), note
+    of_class = "of every class " if reader_of(kind).by_class else ""
+    note = f"{len(dev) / len(examples):.0%} {of_class}is split off (seed {seed}), equal texts together."
+    return examples.take(train), examples.take(dev), note
 
 
 def _hold_out(
-    taken: Examples, files: Files, kind: Kind, seed: int, share: float
+    examples: Examples, files: Files, kind: Kind, seed: int, share: float
 ) -> tuple[Examples, Examples, tuple[str, ...]]:
-    train, dev, how = _split_off(taken, files.train, kind, seed, share)
-    held = files.dev or files.test
-    test = "there is no file to test on" if held is None else f"{held.name} is the test"
-    return train, dev, (f"To pick the best checkpoint {how}", f"By the holdout protocol {test}.")
-
-
-def _tested(
-    path: RowSource | None, columns: Columns, kind: Kind, labels: tuple[str, ...]
-) -> tuple[Examples | None, tuple[str, ...]]:
-    if path is None:
-        return None, ()
-    sample = Sample.of(path)
-    if not _has_labels(sample, columns, kind, labels):
-        return None, (f"{path.name} has no labels and is ignored.",)
-    return load_labelled(sample, columns, kind, labels)
+    """Split dev off for the holdout protocol: train, dev and notes."""
+    train, dev, note = _split_off(examples, files.train, kind, seed, share)
+    test_file = files.dev or files.test
+    test = "there is no file to test on" if test_file is None else f"{test_file.name} is the test"
+    return train, dev, (f"To pick the best checkpoint {note}", f"By the holdout protocol {test}.")
 
 
 def _has_labels(sample: Sample, columns: Columns, kind: Kind, labels: Sequence[str]) -> bool:
-    """Whether any row has a label; -1 is how public test sets hide theirs."""
-    hidden = "-1" not in labels
+    """Whether any row has a label. Public test sets write -1 for a hidden label."""
+    minus_one_is_hidden = "-1" not in labels
     names = reader_of(kind).label_columns(sample, columns.label)
     for row in chain(sample.rows, rows(sample.path)):
         for name in names:
             value = row.values.get(name)
-            if not is_missing(value) and not (hidden and class_name(value) == "-1"):
+            is_hidden = minus_one_is_hidden and class_name(value) == "-1"
+            if not is_missing(value) and not is_hidden:
                 return True
     return False
 
 
-def _cut(
+def _draw(
     train: Examples, kind: Kind, labels: tuple[str, ...], size: int | None, seed: int
 ) -> tuple[Examples, list[str]]:
+    """Draw `size` training examples, with notes; all of them if it is None."""
     if size is None:
         return train, []
-    taken = train.take(subset(train, kind, size, seed))
-    lost = len(labels) - len(set(taken.labels)) if reader_of(kind).by_class else 0
+    drawn = train.take(subset(train, kind, size, seed))
     notes = [f"{size:,} of {len(train):,} training rows were drawn (seed {seed})."]
-    return taken, notes + ([f"{lost} of {len(labels)} classes have no example among them."] if lost else [])
+    missing = len(labels) - len(set(drawn.labels)) if reader_of(kind).by_class else 0
+    if missing:
+        notes.append(f"{missing} of {len(labels)} classes have no example among them.")
+    return drawn, notes
 
 
-def _taken(columns: Columns) -> str:
+def _columns_note(columns: Columns) -> str:
     pair = f' with "{columns.text_pair}"' if columns.text_pair else ""
     return f'The text is column "{columns.text}"{pair}, the label is column "{columns.label}".'
 
 
 def sizes_note(train: Examples, dev: Examples, test: Examples | None) -> str:
-    """How many rows each part has."""
-    tested = "no" if test is None else f"{len(test):,}"
-    return f"There are {len(train):,} train, {len(dev):,} dev and {tested} test rows."
+    """The number of rows of each split."""
+    test_size = "no" if test is None else f"{len(test):,}"
+    return f"There are {len(train):,} train, {len(dev):,} dev and {test_size} test rows."

@@ -1,6 +1,7 @@
-"""Data in memory as what files are read into: frames, data sets, lists of rows, texts with labels.
+"""Data in memory as rows, like those of a file: frames, data sets, lists of rows, texts with labels.
 
-pandas, polars and datasets are recognised by the module of a value's class, so that none of them is imported or needed.
+Frames of pandas, polars and datasets are recognised by the module of their class, so none of these libraries is
+imported or needed.
 """
 
 from __future__ import annotations
@@ -52,18 +53,25 @@ def files_of(data: object) -> Files:
     """Data in memory as the splits of a data set; TypeError for anything else."""
     if not isinstance(data, Mapping):
         return Files(records_of(data))
-    splits = {str(name).lower(): part for name, part in data.items()}
-    known = {name: role for role, names in ROLES.items() for name in names}
-    found: dict[str, Records] = {}
-    for name, part in splits.items():
-        role = known.get(name, name)
-        if role in found:
+    splits = {str(name).lower(): rows for name, rows in data.items()}
+    by_role: dict[str, Records] = {}
+    for name, rows in splits.items():
+        role = _role(name)
+        if role in by_role:
             raise DataError(f"two splits of the data are {role}: rename or remove one")
-        found[role] = records_of(part, name)
-    if "train" not in found:
+        by_role[role] = records_of(rows, name)
+    if "train" not in by_role:
         raise TypeError(f"data by split needs a split train, and has {', '.join(splits) or 'none'}; give {ACCEPTED}")
-    more = {name: records for name, records in found.items() if name not in ROLES}
-    return Files(found["train"], found.get("dev"), found.get("test"), more)
+    more = {name: records for name, records in by_role.items() if name not in ROLES}
+    return Files(by_role["train"], by_role.get("dev"), by_role.get("test"), more)
+
+
+def _role(split: str) -> str:
+    """train, dev or test for a usual name of it, as "validation" means dev; any other name is itself."""
+    for role, names in ROLES.items():
+        if split in names:
+            return role
+    return split
 
 
 def records_of(data: object, name: str = "the data") -> Records:
@@ -109,7 +117,7 @@ def _dataset_rows(dataset: Any) -> Iterator[Mapping[str, object]]:
     names = {column: feature for column, feature in dataset.features.items() if hasattr(feature, "int2str")}
     for row in dataset:
         for column, feature in names.items():
-            if isinstance(row[column], int) and row[column] >= 0:  # -1 is a label that is not told
+            if isinstance(row[column], int) and row[column] >= 0:  # -1 is a hidden label
                 row[column] = feature.int2str(row[column])
         yield row
 
@@ -123,7 +131,8 @@ _LIBRARIES: dict[str, dict[str, Callable[[Any], Iterator[Mapping[str, object]]]]
 
 def _labelled_texts(texts: object, labels: object) -> list[Mapping[str, object]]:
     """Rows of texts, pairs of texts or lists of words, each with its label."""
-    items, answers = _column(texts, "texts"), _column(labels, "labels")
+    items = _column(texts, "texts")
+    answers = _column(labels, "labels")
     if len(items) != len(answers):
         raise DataError(f"{len(items):,} texts and {len(answers):,} labels: there must be as many of both")
     rows: list[Mapping[str, object]] = []
@@ -152,7 +161,7 @@ def _plain_row(row: Mapping[str, object]) -> dict[str, object]:
 
 
 def _plain(value: Any) -> Any:
-    """A cell as files give it: Python's own types, None where there is nothing."""
+    """A cell as it would be read from a file: Python's built-in types, None for a missing value."""
     if isinstance(value, float):
         return None if math.isnan(value) else value
     if isinstance(value, str | int | bool | type(None) | dict):

@@ -1,9 +1,8 @@
-"""The named tasks: what named.toml says of each, and files of a user in the same form."""
+"""The named tasks: those of named.toml, and those of a user's files in the same format."""
 
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -13,6 +12,7 @@ from typing import Any
 
 from .. import values
 from ..errors import UsageError, suggest
+from .columns import normalised
 from .examples import Kind
 from .loading import ROLES
 from .readers import READERS
@@ -30,7 +30,7 @@ class HubSource:
     revision: str | None = None
 
     def names(self) -> dict[str, str]:
-        """What is known of id, config and revision."""
+        """Those of id, config and revision that are set."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
@@ -41,7 +41,7 @@ class GlueFile:
     split: str
     file: str
     rows: int
-    range: tuple[float, float] | None = None  # what the server takes of a number
+    range: tuple[float, float] | None = None  # the numbers that the server accepts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,31 +76,29 @@ class NamedTask:
                 raise ValueError(f'glue: no split "{file.split}" in splits')
 
     def calls(self, folder: str) -> bool:
-        """Whether a folder of this name is meant to be the task's."""
-        return bare(folder) in {bare(name) for name in (self.name, *self.folders)}
-
-
-def bare(name: str) -> str:
-    """A name without case and punctuation: SST-2, sst_2 and sst2 are the same."""
-    return re.sub(r"[\W_]", "", name.lower())
+        """Whether a folder of this name holds the task."""
+        return normalised(folder) in {normalised(name) for name in (self.name, *self.folders)}
 
 
 def known() -> dict[str, NamedTask]:
-    """Every named task: ours, then those of the files in $BITFIT_TASKS, which may replace ours."""
-    own = os.environ.get("BITFIT_TASKS", "")
-    return _read_all((BUILT_IN, *(Path(part) for part in own.split(os.pathsep) if part)))
+    """Every named task: the built-in ones, then those of the files in $BITFIT_TASKS, which may replace them."""
+    paths = os.environ.get("BITFIT_TASKS", "").split(os.pathsep)
+    return _read_all((BUILT_IN, *(Path(path) for path in paths if path)))
 
 
 @lru_cache(maxsize=8)
 def _read_all(paths: tuple[Path, ...]) -> dict[str, NamedTask]:
-    return {name: task for path in paths for name, task in read(path).items()}
+    tasks: dict[str, NamedTask] = {}
+    for path in paths:
+        tasks |= read(path)
+    return tasks
 
 
 def find(name: str) -> NamedTask | None:
-    """The task of this name, however it is spelt; None if there is none."""
+    """The task of this name, ignoring case and punctuation; None if there is none."""
     tasks = known()
-    spelt = {bare(own): task for own, task in tasks.items()}
-    return tasks.get(name) or spelt.get(bare(name))
+    by_normalised_name = {normalised(task_name): task for task_name, task in tasks.items()}
+    return tasks.get(name) or by_normalised_name.get(normalised(name))
 
 
 def read(path: Path) -> dict[str, NamedTask]:
@@ -132,7 +130,7 @@ def _task(where: str, name: str, table: Any) -> NamedTask:
 
 
 def _with_defaults(splits: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """The usual names of train, dev and test, then the task's own."""
+    """The usual names of train, dev and test, followed by those that the task adds."""
     merged = {role: (*names, *splits.get(role, ())) for role, names in ROLES.items()}
     for role, names in splits.items():
         merged.setdefault(role, names)

@@ -1,4 +1,4 @@
-"""What rows are read from: a file, or rows in memory."""
+"""Sources of rows: a file, or rows in memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ StrPath = str | os.PathLike[str]
 
 @dataclass
 class DataFile:
-    """A file of rows. Without an encoding it is UTF-8, or what its bytes tell."""
+    """A file of rows. Without an encoding it is UTF-8, unless its bytes show another."""
 
     path: Path
     encoding: str | None = None
-    recognised: str | None = field(default=None, compare=False)  # the encoding, if its bytes told one that is not UTF-8
+    recognised: str | None = field(
+        default=None, compare=False
+    )  # the encoding, if its bytes showed that it is not UTF-8
 
     def __str__(self) -> str:
         return str(self.path)
@@ -56,9 +58,11 @@ class Records:
 RowSource = DataFile | Records
 
 
-def source_of(given: StrPath | RowSource) -> RowSource:
+def source_of(path_or_source: StrPath | RowSource) -> RowSource:
     """A path as a data file; a source as it is."""
-    return given if isinstance(given, DataFile | Records) else DataFile(Path(given))
+    if isinstance(path_or_source, DataFile | Records):
+        return path_or_source
+    return DataFile(Path(path_or_source))
 
 
 def plain_name(file: Path) -> Path:
@@ -67,7 +71,7 @@ def plain_name(file: Path) -> Path:
 
 
 def extension(source: Path | RowSource) -> str:
-    """What tells the format: the ending before .gz. Rows in memory have none."""
+    """The extension that names the format, without .gz; empty for rows in memory."""
     if isinstance(source, Records):
         return ""
     return plain_name(source if isinstance(source, Path) else source.path).suffix

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..data.columns import IDS, Sample, bare
+from ..data.columns import IDS, Sample, normalised
 from ..errors import BitfitError, DataError, UsageError
 from ..files import check_target, writing
 
@@ -57,7 +57,7 @@ def beside(values: Row, answer: Row, echo: Sequence[str] = ()) -> dict[str, Any]
     A part of the answer with the name of a column is called predicted_NAME. `echo` names parts of the answer that only
     repeat the input: these are left out if there is such a column.
     """
-    ids = {name: value for name, value in values.items() if bare(name) in IDS}
+    ids = {name: value for name, value in values.items() if normalised(name) in IDS}
     row = {**ids, **values}
     for name, value in answer.items():
         if name not in values:

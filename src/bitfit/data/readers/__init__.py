@@ -1,7 +1,7 @@
-"""One reader per kind of task: how its records are written in files.
+"""One reader per kind of task: it finds the columns of a file and turns its records into examples.
 
-A kind is a reader here and a class in bitfit.tasks; a package that adds one names both under the same name, as entry
-points of "bitfit.readers" and "bitfit.kinds".
+A kind is a reader here and a class in bitfit.tasks. A package that adds a kind registers both under the same name, as
+entry points of "bitfit.readers" and "bitfit.kinds".
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ READERS: Registry[type[Reader]] = Registry("bitfit.readers", BUILT_IN)
 
 
 def reader_of(kind: str) -> Reader:
-    """The reader of a kind of task; UsageError for a name that is none."""
+    """The reader of a kind of task; UsageError for an unknown name."""
     return READERS.member(kind, "kind of task")()
 
 
 def all_readers() -> Iterator[Reader]:
-    """The readers of all kinds; one of a package that cannot be imported is left out with a warning."""
+    """The readers of all kinds; a reader that cannot be imported is left out with a warning."""
     for kind in READERS:
         try:
             yield reader_of(kind)

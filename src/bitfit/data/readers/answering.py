@@ -1,4 +1,4 @@
-"""Records -> questions on a context, with the answers that lie in it."""
+"""Reader of question answering: a question, its context, and the answers that occur in the context."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from ..columns import Sample
 from ..examples import Answer, Columns, Examples, Table, shortened
 from ..formats import fault, rows
 from ..source import RowSource
-from .reader import Reader, Record
+from .reader import Reader, Record, first_known
 
-QUESTION, CONTEXT, ANSWERS = ("question", "query"), ("context", "passage", "document"), ("answers", "answer")
-Given = tuple[str, int | None]
-"""An answer as a file gives it: its text and where it is said to begin."""
+QUESTION = ("question", "query")
+CONTEXT = ("context", "passage", "document")
+ANSWERS = ("answers", "answer")
+WrittenAnswer = tuple[str, int | None]
+"""An answer as written in the file: its text and its offset in the context, which may be wrong or missing."""
 
 
 class Questions(Reader):
@@ -29,7 +31,7 @@ class Questions(Reader):
         """Whether every record holds a question, a context and answers."""
         for row in sample.rows:
             names = list(row.values)
-            if not all(_first(known, names) for known in (QUESTION, CONTEXT, ANSWERS)):
+            if not all(first_known(known, names) for known in (QUESTION, CONTEXT, ANSWERS)):
                 return False
         return bool(sample.rows)
 
@@ -39,32 +41,32 @@ class Questions(Reader):
         """The columns of question, context and answers: the given ones, else those with well-known names."""
         names = sample.names
         sample.check((text, text_pair, label))
-        question = text or _first(QUESTION, names)
-        context = text_pair or _first(CONTEXT, names)
+        question = text or first_known(QUESTION, names)
+        context = text_pair or first_known(CONTEXT, names)
         if question is None or context is None:
             option = "--text with the question" if question is None else "--text-pair with the context"
             known = ", ".join(names[:20])
             raise DataError(f"{sample.path}: cannot tell question and context; pass {option}, one of: {known}.")
-        return Columns(question, context, label or _first(ANSWERS, names))
+        return Columns(question, context, label or first_known(ANSWERS, names))
 
     def read(self, sample: Sample, columns: Columns) -> Table:
-        """All questions with an answer in their context; an answer at a wrong offset is moved to the nearest."""
+        """All questions with an answer in their context; a wrong offset is corrected to the nearest occurrence."""
         path = sample.path
-        kept: list[tuple[str, str, tuple[Answer, ...], int]] = []
+        questions: list[tuple[str, str, tuple[Answer, ...], int]] = []
         problems: dict[str, list[str]] = {}
         for line, values in rows(path):
             question, context = _texts(path, line, values, columns)
-            given = _answers(path, line, values.get(columns.label or ""))
-            located = [_located(context, *answer) for answer in given]
-            for problem in _problems(given, located):
+            written = _answers(path, line, values.get(columns.label or ""))
+            located = [_locate(context, *answer) for answer in written]
+            for problem in _problems(written, located):
                 problems.setdefault(problem, []).append(str(values.get("id") or line))
             answers = tuple(answer for answer in located if answer)
             if answers:
-                kept.append((question, context, answers, line))
+                questions.append((question, context, answers, line))
         notes = [f"{_count(ids)} of {path.name} had {problem}." for problem, ids in problems.items()]
-        if not kept:
+        if not questions:
             raise DataError(f"{path} has no usable question. {' '.join(notes)}")
-        texts, pairs, labels, lines = (list(column) for column in zip(*kept, strict=True))
+        texts, pairs, labels, lines = (list(column) for column in zip(*questions, strict=True))
         return Table(path, texts, pairs, labels, lines, notes)
 
     def stream(self, path: RowSource, columns: Columns) -> Iterator[Record]:
@@ -73,7 +75,7 @@ class Questions(Reader):
             yield line, *_texts(path, line, values, columns, empty=True)
 
     def label_names(self, table: Table) -> tuple[str, ...]:
-        """An answer has no label."""
+        """No names: answers are texts."""
         return ()
 
     def examples(self, table: Table, labels: Sequence[str], numbered: bool = False) -> Examples:
@@ -81,23 +83,21 @@ class Questions(Reader):
         return Examples(table.texts, table.pairs, table.labels, table.lines)
 
 
-def _first(known: Sequence[str], names: Sequence[str]) -> str | None:
-    return next((name for name in known if name in names), None)
-
-
 def _texts(
     path: RowSource, line: int, values: dict[str, object], columns: Columns, empty: bool = False
 ) -> tuple[str, str]:
-    question, context = values.get(columns.text), values.get(columns.text_pair or "")
+    """Question and context of a record; `empty`: whether they may be empty."""
+    question = values.get(columns.text)
+    context = values.get(columns.text_pair or "")
     for name, value in ((columns.text, question), (columns.text_pair, context)):
         if not isinstance(value, str) or not (empty or value.strip()):
-            which = f"id {values['id']}: " if "id" in values else ""
-            raise fault(path, line, f'{which}column "{name}" holds no text.')
+            record = f"id {values['id']}: " if "id" in values else ""
+            raise fault(path, line, f'{record}column "{name}" holds no text.')
     return str(question), str(context)
 
 
-def _answers(path: RowSource, line: int, value: object) -> list[Given]:
-    """The answers of a cell: SQuAD's list, the two lists of the hub's data sets, plain texts, or one of these."""
+def _answers(path: RowSource, line: int, value: object) -> list[WrittenAnswer]:
+    """The answers in a cell: SQuAD's list, the two lists of the hub's data sets, plain texts, or one of these."""
     if isinstance(value, dict) and isinstance(value.get("text"), list):
         texts = value["text"]
         starts = value.get("answer_start") or [None] * len(texts)
@@ -110,35 +110,40 @@ def _answers(path: RowSource, line: int, value: object) -> list[Given]:
     return [_answer(path, line, item) for item in items]
 
 
-def _answer(path: RowSource, line: int, item: object) -> Given:
-    text, start = (item.get("text"), item.get("answer_start")) if isinstance(item, dict) else (item, None)
+def _answer(path: RowSource, line: int, item: object) -> WrittenAnswer:
+    text, start = item, None
+    if isinstance(item, dict):
+        text, start = item.get("text"), item.get("answer_start")
     if not isinstance(text, str) or isinstance(start, bool) or not isinstance(start, int | None):
         raise fault(path, line, "an answer needs a text and, if any, a whole number as answer_start.")
     return text, start
 
 
-def _located(context: str, text: str, start: int | None) -> Answer | None:
-    """The answer where it truly begins: at its offset, or the nearest to it; None if it is nowhere."""
-    found = []
-    at = context.find(text) if text.strip() else -1
-    while at >= 0:
-        found.append(at)
-        at = context.find(text, at + 1)
-    if not found:
+def _locate(context: str, text: str, start: int | None) -> Answer | None:
+    """The occurrence of the answer that is nearest to its offset; None if it does not occur in the context."""
+    offsets = []
+    offset = context.find(text) if text.strip() else -1
+    while offset >= 0:
+        offsets.append(offset)
+        offset = context.find(text, offset + 1)
+    if not offsets:
         return None
-    return Answer(text, min(found, key=lambda offset: abs(offset - (start or 0))))
+    expected = start or 0
+    nearest = min(offsets, key=lambda offset: abs(offset - expected))
+    return Answer(text, nearest)
 
 
-def _problems(given: list[Given], located: list[Answer | None]) -> Iterator[str]:
-    if not given:
+def _problems(written: list[WrittenAnswer], located: list[Answer | None]) -> Iterator[str]:
+    if not written:
         yield "no answer and were left out"
     if None in located:
         yield "an answer that is not in its context, which was left out"
-    for (_, start), answer in zip(given, located, strict=True):
+    for (_, start), answer in zip(written, located, strict=True):
         if answer and start not in (None, answer.start):
-            yield "an answer beside its offset, which was moved to the nearest"
+            yield "an answer_start that does not match; the nearest occurrence was used"
             return
 
 
 def _count(ids: list[str]) -> str:
-    return f"{len(ids):,} question{'' if len(ids) == 1 else 's'} ({shortened(ids)})"
+    plural = "" if len(ids) == 1 else "s"
+    return f"{len(ids):,} question{plural} ({shortened(ids)})"

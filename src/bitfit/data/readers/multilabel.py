@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import ClassVar
 
 from ...errors import DataError, suggest
-from ..columns import LABELS, Sample, bare, find_columns
+from ..columns import LABELS, Sample, find_columns, normalised
 from ..examples import Columns, Examples, Table
 from ..formats import fault
 from ..source import RowSource
@@ -28,27 +29,27 @@ class LabelSets(TextReader):
         if label is not None and len(self.label_columns(sample, label)) > 1:
             return True
         if label is None:
-            label = next((name for name in sample.rows[0].values if bare(name) in LABELS.split()), None)
+            label = next((name for name in sample.rows[0].values if normalised(name) in LABELS.split()), None)
         return label is not None and any(isinstance(value, list) for value in sample.column(label))
 
     def find_columns(
         self, sample: Sample, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
     ) -> Columns:
         """The columns of texts and labels; a label "a,b,c" names several columns of 0 and 1."""
-        several = self.label_columns(sample, label)
-        first = several[0] if several else None
-        found = find_columns(sample, text=text, text_pair=text_pair, label=first)
-        return replace(found, label=label) if len(several) > 1 else found
+        names = self.label_columns(sample, label)
+        first = names[0] if names else None
+        columns = find_columns(sample, text=text, text_pair=text_pair, label=first)
+        return replace(columns, label=label) if len(names) > 1 else columns
 
     def label_columns(self, sample: Sample, label: str | None) -> tuple[str, ...]:
-        """The column, or the columns that "a,b,c" names."""
+        """The label column, or several if `label` is a comma-separated list of columns."""
         if label is None or label in sample.names or "," not in label:
             return super().label_columns(sample, label)
-        several = tuple(part.strip() for part in label.split(","))
-        for name in several:
+        names = tuple(name.strip() for name in label.split(","))
+        for name in names:
             if name not in sample.names:
                 raise DataError(f'{sample.path} has no column "{name}".{suggest(name, sample.names)}')
-        return several
+        return names
 
     def label_of(
         self,
@@ -58,18 +59,20 @@ class LabelSets(TextReader):
         names: Sequence[str],
         separator: str | None,
     ) -> object | None:
-        """The labels of a record; an empty cell has none, which is a label set too, but a missing one is unlabelled."""
+        """The labels of a record: an empty cell is the empty set, a missing cell means that the row has no label."""
         if len(names) > 1:
             return _chosen_columns(path, line, values, names)
         cell = values.get(names[0]) if names else None
-        return None if cell is None else label_set(path, line, cell, separator)
+        if cell is None:
+            return None
+        return label_set(path, line, cell, separator)
 
     def label_names(self, table: Table) -> tuple[str, ...]:
         """All labels, sorted."""
-        found = {name for labels in table.labels for name in labels}
-        if not found:
+        names = set(chain.from_iterable(table.labels))
+        if not names:
             raise DataError(f"{table.path}: no row has a label; there is nothing to learn.")
-        return tuple(sorted(found))
+        return tuple(sorted(names))
 
     def examples(self, table: Table, labels: Sequence[str], numbered: bool = False) -> Examples:
         """The texts with the numbers of their labels."""
@@ -86,12 +89,14 @@ class LabelSets(TextReader):
 def label_set(path: RowSource, line: int, cell: object, separator: str | None = None) -> tuple[str, ...]:
     """The labels of a cell: a list, or names between separators (| or ; if none is given)."""
     if isinstance(cell, list | tuple):
-        parts: Sequence[object] = cell
+        labels: Sequence[object] = cell
+    elif separator is None:
+        labels = SEPARATOR.split(str(cell))
     else:
-        parts = SEPARATOR.split(str(cell)) if separator is None else str(cell).split(separator)
-    if not all(isinstance(part, str | int) for part in parts):
+        labels = str(cell).split(separator)
+    if not all(isinstance(label, str | int) for label in labels):
         raise fault(path, line, "a list of labels holds something that is neither a text nor a whole number.")
-    names = (str(part).strip() for part in parts)
+    names = (str(label).strip() for label in labels)
     return tuple(dict.fromkeys(name for name in names if name))
 
 

@@ -1,9 +1,9 @@
-"""What the reader of a kind of task must do: find columns, read records, number labels."""
+"""The interface of a reader: find columns, read records, number labels."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, ClassVar
 
 from ..columns import Sample
@@ -12,6 +12,11 @@ from ..source import RowSource
 
 Record = tuple[int, Any, str | None]
 """The line, text and second text of a record."""
+
+
+def first_known(known: Sequence[str], names: Collection[str]) -> str | None:
+    """The first of the well-known names that is among the names; None if none is."""
+    return next((name for name in known if name in names), None)
 
 
 class Reader(ABC):
@@ -24,14 +29,14 @@ class Reader(ABC):
     by_pair: ClassVar[bool] = False  # whether a split keeps examples with the same second text together
 
     def looks_like(self, sample: Sample, label: str | None) -> bool:
-        """Whether the first records of a file can only be meant for this kind."""
+        """Whether the first records of a file can belong to this kind only."""
         return False
 
     @abstractmethod
     def find_columns(
         self, sample: Sample, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
     ) -> Columns:
-        """The columns of a file: those asked for, the others by their names or contents."""
+        """The columns of a file: the named ones, and the others by their names or contents."""
 
     def label_columns(self, sample: Sample, label: str | None) -> tuple[str, ...]:
         """The columns that hold labels."""
@@ -39,7 +44,7 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, sample: Sample, columns: Columns) -> Table:
-        """All usable records with their labels as they stand in the file."""
+        """All usable records, with the labels as written in the file."""
 
     @abstractmethod
     def stream(self, path: RowSource, columns: Columns) -> Iterator[Record]:
@@ -54,5 +59,5 @@ class Reader(ABC):
         """The records with labels as a task takes them; `numbered`: a file may also give a label's number."""
 
     def doubts(self, examples: Examples, labels: tuple[str, ...]) -> list[str]:
-        """What may be wrong with the labels, one sentence each."""
+        """Notes on what may be wrong with the labels, one sentence each."""
         return []

@@ -1,9 +1,10 @@
-"""Records -> tagged sentences: words and a tag for each."""
+"""Reader of tagging: sentences as lists of words, with a tag for each word."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import ClassVar
 
 from ...errors import DataError, suggest
@@ -11,7 +12,7 @@ from ..columns import Sample
 from ..examples import Columns, Examples, Table, skipped
 from ..formats import fault, rows
 from ..source import RowSource, extension
-from .reader import Reader, Record
+from .reader import Reader, Record, first_known
 
 WORDS = ("tokens", "words", "form")
 TAGS = ("tags", "upos", "pos_tags", "ner_tags", "pos", "ner", "labels", "label", "xpos")
@@ -27,8 +28,8 @@ class Sentences(Reader):
     def looks_like(self, sample: Sample, label: str | None) -> bool:
         """Whether every record holds a list of words and a list of tags."""
         for row in sample.rows:
-            words = row.values.get(_first(WORDS, row.values) or "")
-            tags = row.values.get(_first(TAGS, row.values) or "")
+            words = row.values.get(first_known(WORDS, row.values) or "")
+            tags = row.values.get(first_known(TAGS, row.values) or "")
             if not isinstance(words, list) or not isinstance(tags, list):
                 return False
         return bool(sample.rows)
@@ -41,27 +42,28 @@ class Sentences(Reader):
             raise DataError(f"--text-pair {text_pair}: tagging takes one column of words")
         names = sample.names
         sample.check((text, label))
-        words = text or _first(WORDS, names)
+        words = text or first_known(WORDS, names)
         if words is None:
             known = ", ".join(names[:20])
             raise DataError(
                 f"{sample.path}: cannot tell which column holds the words; pass --text with one of: {known}."
             )
-        tags = label or _first(TAGS, [name for name in names if name != words])
+        tags = label or first_known(TAGS, [name for name in names if name != words])
         return Columns(words, None, tags)
 
     def read(self, sample: Sample, columns: Columns) -> Table:
         """All sentences with a word in them; a tag that is missing is None."""
         path = sample.path
-        kept: list[tuple[int, tuple[str, ...], list[str | None]]] = []
+        sentences: list[tuple[int, tuple[str, ...], list[str | None]]] = []
         empty: list[int] = []
-        untagged = total = 0
+        total = 0
+        untagged = 0
         for line, values in rows(path):
-            words, tags = _tagged(path, line, values, columns)
+            words, tags = _words_and_tags(path, line, values, columns)
             total += len(words)
             untagged += tags.count(None)
             if words:
-                kept.append((line, words, tags))
+                sentences.append((line, words, tags))
             else:
                 empty.append(line)
         notes = skipped(path, "no word", empty)
@@ -69,7 +71,7 @@ class Sentences(Reader):
             notes.append(f"{untagged:,} words of {path.name} have no tag; they are neither learnt from nor scored.")
         if untagged == total:
             raise DataError(f'{path} has no tag in column "{columns.label}". {" ".join(notes)}')
-        lines, texts, labels = zip(*kept, strict=True)
+        lines, texts, labels = zip(*sentences, strict=True)
         return Table(path, list(texts), None, list(labels), list(lines), notes)
 
     def stream(self, path: RowSource, columns: Columns) -> Iterator[Record]:
@@ -81,10 +83,10 @@ class Sentences(Reader):
 
     def label_names(self, table: Table) -> tuple[str, ...]:
         """All tags, sorted."""
-        found = {str(tag) for tags in table.labels for tag in tags if tag is not None}
-        if len(found) == 1:
-            raise DataError(f'{table.path}: every tag is "{found.pop()}"; at least two are needed.')
-        return tuple(sorted(found))
+        names = {str(tag) for tag in chain.from_iterable(table.labels) if tag is not None}
+        if len(names) == 1:
+            raise DataError(f'{table.path}: every tag is "{names.pop()}"; at least two are needed.')
+        return tuple(sorted(names))
 
     def examples(self, table: Table, labels: Sequence[str], numbered: bool = False) -> Examples:
         """The sentences with the numbers of their tags."""
@@ -100,15 +102,11 @@ class Sentences(Reader):
 
 
 def split_words(text: str) -> tuple[str, ...]:
-    """The words of a running text: runs of letters and digits, and every other sign by itself."""
+    """Split a text into words: runs of letters and digits, and every punctuation mark as a word."""
     return tuple(re.findall(r"\w+(?:[-'’.]\w+)*|[^\w\s]", text))
 
 
-def _first(known: Sequence[str], names: Sequence[str] | dict[str, object]) -> str | None:
-    return next((name for name in known if name in names), None)
-
-
-def _tagged(
+def _words_and_tags(
     path: RowSource, line: int, values: dict[str, object], columns: Columns
 ) -> tuple[tuple[str, ...], list[str | None]]:
     words = _words_of(path, line, columns.text, values.get(columns.text))
@@ -130,7 +128,8 @@ def _words_of(path: RowSource, line: int, name: str, value: object) -> tuple[str
 
 
 def _tag(path: RowSource, value: object) -> str | None:
-    # In CoNLL-U a field without a value holds an underscore.
-    if value is None or (value == "_" and extension(path) == ".conllu") or not str(value).strip():
+    if value is None or not str(value).strip():
+        return None
+    if value == "_" and extension(path) == ".conllu":  # CoNLL-U writes an underscore for a missing value
         return None
     return str(value)

@@ -1,4 +1,4 @@
-"""Records -> texts with one label each: a class or a number."""
+"""Readers of texts with one label each: a class or a number."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from itertools import chain
 from typing import ClassVar
 
 from ...errors import DataError, suggest
@@ -17,8 +18,8 @@ from ..formats import fault, rows
 from ..source import RowSource
 from .reader import Reader, Record
 
-FEW_FLOATS = 20
-MANY_NUMBERS = 30
+FEW_FLOATS = 20  # at most so many different whole floats are taken as classes
+MANY_NUMBERS = 30  # from so many numeric classes on, a note asks whether they are amounts
 
 
 class TextReader(Reader):
@@ -34,8 +35,9 @@ class TextReader(Reader):
         """All records with a text and a label."""
         path = sample.path
         names = self.label_columns(sample, columns.label)
-        kept: list[tuple[int, str, str | None, object]] = []
-        empty, unlabelled = [], []
+        usable: list[tuple[int, str, str | None, object]] = []
+        empty: list[int] = []
+        unlabelled: list[int] = []
         for line, values in rows(path):
             text, pair = texts_of(path, line, values, columns)
             if not text.strip() or (pair is not None and not pair.strip()):
@@ -45,15 +47,15 @@ class TextReader(Reader):
             if label is None:
                 unlabelled.append(line)
             else:
-                kept.append((line, text, pair, label))
+                usable.append((line, text, pair, label))
         notes = [*skipped(path, "an empty text", empty), *skipped(path, "no label", unlabelled)]
-        if not kept:
+        if not usable:
             raise DataError(f"{path} has no usable row. {' '.join(notes)}")
-        lines, texts, pairs, labels = (list(column) for column in zip(*kept, strict=True))
+        lines, texts, pairs, labels = (list(column) for column in zip(*usable, strict=True))
         return Table(path, texts, pairs if columns.text_pair else None, labels, lines, notes)
 
     def stream(self, path: RowSource, columns: Columns) -> Iterator[Record]:
-        """Line, text and second text of every record, empty texts included: answers match the file row by row."""
+        """Line, text and second text of every record, empty texts included, so that predictions match the rows."""
         for line, values in rows(path):
             yield line, *texts_of(path, line, values, columns)
 
@@ -66,7 +68,7 @@ class TextReader(Reader):
         names: Sequence[str],
         separator: str | None,
     ) -> object | None:
-        """The label of a record as it stands in its label columns; None if there is none."""
+        """The label of a record as written in its label columns; None if it has no label."""
 
 
 class ScalarReader(TextReader):
@@ -80,19 +82,20 @@ class ScalarReader(TextReader):
         names: Sequence[str],
         separator: str | None,
     ) -> object | None:
-        """The cell, if it is not empty and no list."""
+        """The value of the label column; None if the cell is empty."""
         label = values.get(names[0]) if names else None
         if isinstance(label, list | tuple | dict | bytes):
-            held = type(label).__name__
-            raise fault(path, line, f"a {held} is not a label; one word or number per row (or --task multilabel).")
+            cell_type = type(label).__name__
+            raise fault(path, line, f"a {cell_type} is not a label; one word or number per row (or --task multilabel).")
         return None if is_missing(label) else label
 
     def doubts(self, examples: Examples, labels: tuple[str, ...]) -> list[str]:
-        """Texts that are repeated with another label."""
+        """A note on texts that occur with different labels."""
         count = conflicts(examples)
         if not count:
             return []
-        return [f"{count:,} repeated {'texts have' if count > 1 else 'text has'} conflicting labels."]
+        texts = "texts have" if count > 1 else "text has"
+        return [f"{count:,} repeated {texts} conflicting labels."]
 
 
 class Classes(ScalarReader):
@@ -113,36 +116,31 @@ class Classes(ScalarReader):
     def examples(self, table: Table, labels: Sequence[str], numbered: bool = False) -> Examples:
         """The texts with the numbers of their classes."""
         index: dict[str, int] = {}
-        if numbered:  # the files of a named task give its labels by name or by number
+        if numbered:  # the files of a named task hold the names of its labels or their numbers
             index = {str(i): i for i in range(len(labels))}
         index |= {name: i for i, name in enumerate(labels)}
         ids = [index.get(class_name(label), -1) for label in table.labels]
         if -1 in ids:
             row = ids.index(-1)
             name = class_name(table.labels[row])
-            where = "no label of the task" if numbered else "not in the training data"
-            raise fault(table.path, table.lines[row], f'label "{name}" is {where}.{suggest(name, labels)}')
+            problem = "not a label of the task" if numbered else "not in the training data"
+            raise fault(table.path, table.lines[row], f'label "{name}" is {problem}.{suggest(name, labels)}')
         return Examples(table.texts, table.pairs, ids, table.lines)
 
     def doubts(self, examples: Examples, labels: tuple[str, ...]) -> list[str]:
-        """How many examples each class has, and what may be wrong with the classes."""
+        """The number of examples per class, and notes on what may be wrong with the classes."""
         counts = Counter(examples.labels)
-        frequent = [f"{labels[i]} {count:,}" for i, count in counts.most_common()]
-        notes = [f"Rows by class: {shortened(frequent, 10)}.", *super().doubts(examples, labels)]
+        by_class = [f"{labels[i]} {count:,}" for i, count in counts.most_common()]
+        notes = [f"Rows by class: {shortened(by_class, 10)}.", *super().doubts(examples, labels)]
         notes += _several_in_one(labels)
-        amounts = all(number(name) is not None for name in labels)
-        if amounts and len(labels) >= MANY_NUMBERS:
-            what = f"{len(labels):,} different whole numbers are taken as classes"
-            notes.append(f"{what}; if they are amounts, pass --task regression.")
-        elif len(labels) > MANY_CLASSES:
-            notes.append(f"{len(labels):,} classes are many; is this the right label column?")
-        spelt = [" and ".join(names) for names in _spellings(labels).values() if len(names) > 1]
-        if spelt:
-            notes.append(f"Different classes by their spelling alone: {shortened(spelt)}.")
+        notes += _too_many(labels)
+        similar = [" and ".join(names) for names in _spellings(labels).values() if len(names) > 1]
+        if similar:
+            notes.append(f"Different classes by their spelling alone: {shortened(similar)}.")
         single = [name for i, name in enumerate(labels) if counts[i] == 1]
         if single:
-            what = f"{len(single):,} of {len(labels):,} classes have one example, kept in train"
-            notes.append(f"{what}: {shortened(single)}.")
+            share = f"{len(single):,} of {len(labels):,} classes have one example, kept in train"
+            notes.append(f"{share}: {shortened(single)}.")
         return notes
 
 
@@ -153,7 +151,7 @@ class Numbers(ScalarReader):
     labelled: ClassVar[bool] = False
 
     def label_names(self, table: Table) -> tuple[str, ...]:
-        """Numbers have no names."""
+        """No names: labels are numbers."""
         return ()
 
     def examples(self, table: Table, labels: Sequence[str], numbered: bool = False) -> Examples:
@@ -177,7 +175,7 @@ def infer_kind(table: Table) -> tuple[str, list[str]]:
 
 
 def texts_of(path: RowSource, line: int, values: dict[str, object], columns: Columns) -> tuple[str, str | None]:
-    """The text of a record and the second one, if there are two; an empty cell is an empty text."""
+    """The text of a record, and the second text if there is a column for it; an empty cell is an empty text."""
     text = _text(path, line, columns.text, values.get(columns.text))
     if columns.text_pair is None:
         return text, None
@@ -189,8 +187,8 @@ def class_name(value: object) -> str:
     name = str(value).strip()
     if isinstance(value, bool):
         return name.lower()
-    whole = re.fullmatch(r"(-?\d+)\.0*", name)
-    return whole[1] if whole else name
+    whole_number = re.fullmatch(r"(-?\d+)\.0*", name)
+    return whole_number[1] if whole_number else name
 
 
 def _text(path: RowSource, line: int, name: str, value: object) -> str:
@@ -202,25 +200,30 @@ def _text(path: RowSource, line: int, name: str, value: object) -> str:
 
 
 def _is_float(value: object) -> bool:
-    """Whether it is written as a float: by its type, or with a decimal point or an exponent."""
+    """Whether a label is a float: by its type, or written with a decimal point or an exponent."""
     if isinstance(value, str):
         return number(value) is not None and any(sign in value for sign in ".eE")
     return isinstance(value, float | Decimal)
 
 
 def _refuse_decimal_commas(table: Table) -> None:
+    """Raise DataError if all labels are numbers and some are written with a comma, like 3,5."""
     texts = [label.strip() for label in table.labels if isinstance(label, str)]
-    if len(texts) == len(table.labels) and all(re.fullmatch(r"-?\d+(,\d+)?", text) for text in texts):
-        for line, text in zip(table.lines, texts, strict=True):
-            if "," in text:
-                raise fault(table.path, line, f'label "{text}" has a decimal comma; write {text.replace(",", ".")}.')
+    if len(texts) < len(table.labels) or not all(re.fullmatch(r"-?\d+(,\d+)?", text) for text in texts):
+        return
+    for line, text in zip(table.lines, texts, strict=True):
+        if "," in text:
+            raise fault(table.path, line, f'label "{text}" has a decimal comma; write {text.replace(",", ".")}.')
 
 
 def _all_numbers(table: Table, numbers: list[float | None]) -> bool:
+    """Whether every label is a number; DataError if most are floats, so that the others must be mistakes."""
     if None not in numbers:
         return True
-    if len(set(numbers)) > MANY_CLASSES and 2 * sum(map(_is_float, table.labels)) > len(numbers):
-        _finite(table.path, table.lines[numbers.index(None)], table.labels[numbers.index(None)])
+    floats = sum(map(_is_float, table.labels))
+    if len(set(numbers)) > MANY_CLASSES and 2 * floats > len(numbers):
+        row = numbers.index(None)
+        _finite(table.path, table.lines[row], table.labels[row])
     return False
 
 
@@ -232,15 +235,31 @@ def _finite(path: RowSource, line: int, label: object) -> float:
 
 
 def _several_in_one(labels: tuple[str, ...]) -> list[str]:
-    """A note on classes that look like several labels in one cell."""
+    """A note on classes that look like several labels in one cell: names that recur between separators."""
     composed = [name for name in labels if re.search(r"[^|;][|;][^|;]", name)]
-    parts = Counter(part.strip() for name in labels for part in re.split(r"[|;]", name))
-    if not any(parts[part.strip()] > 1 for name in composed for part in re.split(r"[|;]", name)):
+    counts = Counter(chain.from_iterable(map(_separated, labels)))
+    if not any(counts[label] > 1 for label in chain.from_iterable(map(_separated, composed))):
         return []
     return [f'"{composed[0]}" looks like several labels in one cell; --task multilabel reads them one by one.']
 
 
+def _separated(name: str) -> list[str]:
+    return [label.strip() for label in re.split(r"[|;]", name)]
+
+
+def _too_many(labels: tuple[str, ...]) -> list[str]:
+    """A note on classes that are so many that they may be amounts, or the wrong column."""
+    all_numeric = all(number(name) is not None for name in labels)
+    if all_numeric and len(labels) >= MANY_NUMBERS:
+        count = f"{len(labels):,} different whole numbers are taken as classes"
+        return [f"{count}; if they are amounts, pass --task regression."]
+    if len(labels) > MANY_CLASSES:
+        return [f"{len(labels):,} classes are many; is this the right label column?"]
+    return []
+
+
 def _spellings(labels: tuple[str, ...]) -> dict[str, list[str]]:
+    """The classes grouped by their names without case."""
     groups: dict[str, list[str]] = {}
     for name in labels:
         groups.setdefault(name.casefold(), []).append(name)
