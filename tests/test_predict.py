@@ -108,7 +108,7 @@ def test_a_base_that_wears_a_delta_is_refused_until_it_is_undone(delta, base, cs
     undo = delta.apply(base)
     try:
         for use in (lambda: delta.apply(base), lambda: train(csv_file, base, lr=1e-2), lambda: Predictor(delta, base)):
-            with pytest.raises(ModelError, match="still wears a delta"):
+            with pytest.raises(ModelError, match="still has a delta applied"):
                 use()
     finally:
         undo()

@@ -13,9 +13,9 @@ from .delta import INDEX, VALUE
 
 
 def change_map(model: Model, tensors: Mapping[str, Array]) -> dict[str, list[float | None]]:
-    """Mean absolute change per term and layer against the base, as the papers draw it; None where a term is absent.
+    """Mean absolute change per term and layer against the base, as in the papers; None for a layer without the term.
 
-    The mean is over all entries of a vector, also where only some of them were trained: 1/dim(b) in the papers.
+    The mean is over all entries of a vector, even if only some of them were trained: 1/dim(b) in the papers.
     """
     sums: dict[tuple[str, int | None], tuple[float, int]] = {}
     for site in model.anatomy.sites:
@@ -38,8 +38,9 @@ def _site_change(model: Model, site: Site, tensors: Mapping[str, Array]) -> Arra
         return difference if site.whole else np.take(difference, span, axis=site.axis)
     if site.name + INDEX not in tensors:
         return np.empty(0, np.float32)
-    index, values = tensors[site.name + INDEX], tensors[site.name + VALUE]
-    place = np.unravel_index(index, base.shape)[site.axis]
-    inside = (place >= span.start) & (place < span.stop)
+    index = tensors[site.name + INDEX]
+    values = tensors[site.name + VALUE]
+    position = np.unravel_index(index, base.shape)[site.axis]
+    inside = (position >= span.start) & (position < span.stop)
     change: Array = np.abs(values[inside] - base.reshape(-1)[index[inside]])
     return change

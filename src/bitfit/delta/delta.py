@@ -1,4 +1,4 @@
-"""The delta: the values of every entry that differs from the base, the head, and who they belong to.
+"""The delta: the values of every entry that differs from the base, the head, and metadata.
 
 Importing, loading and inspecting a delta needs no torch; only `apply` does.
 """
@@ -28,7 +28,7 @@ INDEX, VALUE = ".index", ".value"
 
 @dataclass(frozen=True, eq=False)
 class Delta:
-    """A few hundred kilobytes that turn a frozen base into a model of one task."""
+    """The tensors that turn a frozen base into a model of one task, with their metadata."""
 
     tensors: Mapping[str, Array]  # parameter -> values; sparse: parameter.index and parameter.value; head.*
     meta: Meta
@@ -53,7 +53,7 @@ class Delta:
         return f"<table>{''.join(rows)}</table>"
 
     def save(self, path: str | Path) -> int:
-        """Write the file all or nothing; its size in bytes."""
+        """Write the file atomically; returns its size in bytes."""
         return safefile.write(Path(path), self.tensors, self.meta.table())
 
     def encode(self) -> bytes:
@@ -68,7 +68,7 @@ class Delta:
 
     @classmethod
     def checked(cls, tensors: Tensors, table: Mapping[str, Any], where: str) -> Delta:
-        """The delta of a file's arrays and metadata table; DeltaError if they are not as the format says."""
+        """The delta of a file's arrays and metadata table; DeltaError if they do not follow the format."""
         meta = read_meta(table, where)
         _check_dtypes(tensors, where)
         return cls(tensors, meta)
@@ -104,8 +104,8 @@ class Delta:
     @property
     def change(self) -> dict[str, list[float | None]]:
         """Mean absolute change per term and layer, terms in the papers' order."""
-        known = {term: place for place, term in enumerate(TERMS)}
-        terms = sorted(self.meta.change, key=lambda term: known.get(term, len(known)))
+        order = {term: i for i, term in enumerate(TERMS)}
+        terms = sorted(self.meta.change, key=lambda term: order.get(term, len(order)))
         return {term: list(self.meta.change[term]) for term in terms}
 
     def check(self, base: Base) -> None:
@@ -117,7 +117,7 @@ class Delta:
         if meta.fingerprint != base.fingerprint:
             raise DeltaError(
                 f"the delta was trained on {meta.base} ({meta.fingerprint[:12]}), "
-                f"not on {base.name} ({base.fingerprint[:12]}); pass its own base with --base"
+                f"not on {base.name} ({base.fingerprint[:12]}); pass the base it was trained on with --base"
             )
         if meta.max_length > base.max_length:
             raise DeltaError(f"the delta reads {meta.max_length} tokens, {base.name} takes {base.max_length}")
@@ -133,7 +133,7 @@ class Delta:
             raise DeltaError(reason)
 
     def grafts(self, base: Base) -> dict[str, Any]:
-        """The tensors, as torch has them, that the delta adds to the base; what it lacks of a bias is zero."""
+        """The torch tensors that the delta adds to the base; entries of a bias that it does not hold are zero."""
         import torch
 
         device = next(iter(base.parameters.values())).device
@@ -145,23 +145,28 @@ class Delta:
         return tensors
 
     def apply(self, base: Base) -> Callable[[], None]:
-        """Write the encoder's part of the delta into the base; the answer undoes it, bit for bit."""
+        """Write the delta into the encoder of the base, without the head; the returned function undoes it exactly."""
         import torch
 
         from ..model.injection import activation_of, attach
 
         self.check(base)
-        base.worn.append(self.meta.select)
-        undos: list[Callable[[], Any]] = [base.worn.clear]
+        base.applied.append(self.meta.select)
+        undos: list[Callable[[], Any]] = [base.applied.clear]
+        replaced: list[Any] = []
+        replacements: list[Array] = []
         with torch.no_grad():
-            own = base.parameters
-            whole = {own[n]: values for n, (index, values) in self.entries.items() if index is None and n in own}
-            undos.append(write_whole(list(whole), list(whole.values())))
             for name, (index, values) in self.entries.items():
-                if name in own and index is not None:
-                    parameter = own[name]
+                if name not in base.parameters:
+                    continue
+                parameter = base.parameters[name]
+                if index is None:
+                    replaced.append(parameter)
+                    replacements.append(values)
+                else:
                     undos.append(partial(parameter.copy_, parameter.detach().clone()))
                     write_entries(parameter, index, values)
+            undos.append(replace_tensors(replaced, replacements))
         undos.append(attach(base.target, self.grafts(base), activation_of(base.config)))
 
         def undo() -> None:
@@ -172,18 +177,20 @@ class Delta:
         return undo
 
 
-def write_whole(targets: list[Any], values: list[Array]) -> Callable[[], None]:
-    """Put values into torch tensors of their shapes, all of them in one copy; the answer undoes it."""
+def replace_tensors(targets: list[Any], values: list[Array]) -> Callable[[], None]:
+    """Overwrite torch tensors with arrays of the same shapes, in one copy; the returned function undoes it."""
     import torch
 
     if not targets:
         return lambda: None
     before = torch.cat([target if target.dim() == 1 else target.reshape(-1) for target in targets])
-    after = torch.from_numpy(np.concatenate([own.reshape(-1) for own in values])).to(before.device)
+    after = torch.from_numpy(np.concatenate([array.reshape(-1) for array in values])).to(before.device)
 
     def write(flat: Any) -> None:
-        parts = torch.split_with_sizes(flat, [target.numel() for target in targets])
-        shaped = [p if own.ndim == 1 else p.view(own.shape) for p, own in zip(parts, values, strict=True)]
+        pieces = torch.split_with_sizes(flat, [target.numel() for target in targets])
+        shaped = []
+        for piece, array in zip(pieces, values, strict=True):
+            shaped.append(piece if array.ndim == 1 else piece.view(array.shape))
         torch._foreach_copy_(targets, shaped)
 
     write(after)
@@ -191,7 +198,7 @@ def write_whole(targets: list[Any], values: list[Array]) -> Callable[[], None]:
 
 
 def write_entries(target: Any, index: Array | None, values: Array) -> None:
-    """Put values into a torch tensor, whole or at flat indices."""
+    """Write values into a torch tensor: all of it, or at flat indices."""
     import torch
 
     source = torch.from_numpy(np.array(values)).to(target.device)
@@ -204,7 +211,8 @@ def write_entries(target: Any, index: Array | None, values: Array) -> None:
 def _check_dtypes(tensors: Tensors, where: str) -> None:
     for name in [name for name in tensors if name.endswith((INDEX, VALUE))]:
         stem = name.removesuffix(INDEX).removesuffix(VALUE)
-        if not (stem + INDEX in tensors and stem + VALUE in tensors and stem not in tensors):
+        is_sparse = stem + INDEX in tensors and stem + VALUE in tensors
+        if not is_sparse or stem in tensors:
             raise DeltaError(f"{where}: {stem} must have both indices and values")
     for name, array in tensors.items():
         if (array.dtype.kind == "i") != name.endswith(INDEX):
@@ -218,6 +226,6 @@ def _check_fit(name: str, index: Array | None, values: Array, shape: tuple[int, 
         if values.shape != shape:
             raise DeltaError(f"the delta's {name} has shape {values.shape}, the base's {shape}")
         return
-    ordered = index.ndim == 1 and index.shape == values.shape and bool(np.all(index[1:] > index[:-1]))
-    if not ordered or (index.size and not 0 <= index[0] <= index[-1] < np.prod(shape)):
-        raise DeltaError(f"the delta's entries of {name} do not lie in order inside shape {shape}")
+    ascending = index.ndim == 1 and index.shape == values.shape and bool(np.all(index[1:] > index[:-1]))
+    if not ascending or (index.size and not 0 <= index[0] <= index[-1] < np.prod(shape)):
+        raise DeltaError(f"the delta's indices of {name} are not ascending within shape {shape}")

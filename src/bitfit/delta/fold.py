@@ -1,16 +1,19 @@
-"""Folding: a delta without the biases that its others can stand for, with the same predictions and a third smaller.
+"""Folding: remove biases whose effect other biases can take over.
 
-In a post-LN encoder at rest b_k shifts all scores of a query alike and softmax ignores that; what b_v adds passes the
-attention unchanged and b_m1 can add it; what a LayerNorm's bias adds is met by the next linear layers and by the
-residual, whose biases can add it. A folded lane wears the base's own values in those places. In training dropout
-stands between, so only finished deltas fold.
+Predictions stay the same; the delta is a third smaller.
+In a post-LN encoder without dropout:
+* b_k shifts all scores of a query by the same number, which softmax ignores.
+* What b_v adds passes the attention unchanged, so b_m1 can add it.
+* What a LayerNorm's bias adds reaches the next linear layers and the residual, whose biases can add it.
+A folded delta keeps the base's values of the removed biases. Dropout breaks these equalities, so only finished deltas
+are folded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import combinations
+from itertools import chain, combinations
 
 from torch import Tensor
 
@@ -22,7 +25,7 @@ from ..model.task_model import Model
 from .delta import INDEX, VALUE, Delta, write_entries
 
 Route = Mapping[str, Callable[[Tensor], Tensor]]
-"""Where a bias can go: the biases that stand for it, and what a change of it adds to each."""
+"""The biases that can take over the effect of another one, and what a change of that one adds to each of them."""
 
 
 def why_not(base: Base) -> str | None:
@@ -31,7 +34,7 @@ def why_not(base: Base) -> str | None:
 
 
 def fold(delta: Delta, model: Model) -> Delta:
-    """The delta in its smallest form of the same predictions; UsageError where biases do not fold."""
+    """The smallest delta with the same predictions; UsageError if the biases of the base do not fold."""
     if reason := why_not(model.base):
         raise UsageError(f"{model.base.name}: the biases of this architecture do not fold: {reason}")
     if any(name not in model.base.parameters for name in delta.entries):
@@ -42,77 +45,89 @@ def fold(delta: Delta, model: Model) -> Delta:
 
 
 def serving_form(delta: Delta, model: Model) -> Delta:
-    """The delta as a bank serves it: folded where that holds."""
+    """The delta as a bank serves it: folded, if its base allows it."""
     if why_not(model.base) or any(name not in model.base.parameters for name in delta.entries):
         return delta
     return fold(delta, model)
 
 
 class _Folding:
-    """One delta on its way to a smaller one."""
+    """The computation of one folded delta."""
 
     def __init__(self, delta: Delta, model: Model) -> None:
-        self.delta, self.model = delta, model
+        self.delta = delta
+        self.model = model
         self.entries = delta.entries
         self.names = {(site.term, site.layer): site.name for site in model.anatomy.sites}
 
     def tensors(self) -> Tensors:
-        """What the delta needs to hold."""
+        """The tensors of the folded delta."""
         dropped = {self.names["b_k", layer] for layer in range(self.model.anatomy.layers)}
-        added: dict[str, Tensor] = {}
+        changed: dict[str, Tensor] = {}
         for group in self._groups():
             for source in self._cheapest(group):
                 dropped.add(source)
-                change = self._whole(source) - self._base(source)
+                change = self._value(source) - self._base(source)
                 for target, add in group[source].items():
-                    added[target] = added.get(target, self._whole(target)) + add(change)
-        gone = {name + end for name in dropped | added.keys() for end in ("", INDEX, VALUE)}
-        kept = {name: array for name, array in self.delta.tensors.items() if name not in gone}
-        return kept | {name: value.numpy() for name, value in added.items()}
+                    changed[target] = changed.get(target, self._value(target)) + add(change)
+        tensors = {}
+        for name, array in self.delta.tensors.items():
+            parameter = name.removesuffix(INDEX).removesuffix(VALUE)
+            if parameter not in dropped and parameter not in changed:
+                tensors[name] = array
+        for name, value in changed.items():
+            tensors[name] = value.numpy()
+        return tensors
 
     def _groups(self) -> Iterator[dict[str, Route]]:
-        """Biases that can go to the same places, so that it pays to move them together."""
+        """Biases with the same routes: the cost of the targets is paid once if they are moved together."""
         stream = self._embedding()
         for layer in range(self.model.anatomy.layers):
-            q, v, m1, m2, m3 = (self.names[f"b_{place}", layer] for place in ("q", "v", "m1", "m2", "m3"))
-            by = {place: self._product(f"W_{place}", layer) for place in ("q", "v", "m1", "m2")}
-            before: Route = {q: by["q"], m1: lambda x, by=by: x + by["m1"](by["v"](x))}  # type: ignore[misc]
-            yield {**{name: _after(first, before) for name, first in stream.items()}, v: {m1: by["m1"]}}
-            yield {self.names["b_LN1", layer]: {m2: by["m2"], m3: _same}}
+            q, v, m1, m2, m3 = (self.names[f"b_{term}", layer] for term in ("q", "v", "m1", "m2", "m3"))
+            times_q, times_v, times_m1, times_m2 = (
+                self._product(f"W_{term}", layer) for term in ("q", "v", "m1", "m2")
+            )
+            # What shifts the layer's input goes to b_q, and through v and m1 beside the residual to b_m1.
+            attention: Route = {q: times_q, m1: _residual(times_v, times_m1)}
+            inputs = {name: _after(shift, attention) for name, shift in stream.items()}
+            yield {**inputs, v: {m1: times_m1}}
+            yield {self.names["b_LN1", layer]: {m2: times_m2, m3: _same}}
             stream = {self.names["b_LN2", layer]: _same}
         if self.model.pool == "cls" and ("b_pool", None) in self.names:
-            reader = {self.names["b_pool", None]: self._product("W_pool", None)}
-            yield dict.fromkeys(stream, reader)
+            pooler = {self.names["b_pool", None]: self._product("W_pool", None)}
+            yield dict.fromkeys(stream, pooler)
 
     def _embedding(self) -> dict[str, Callable[[Tensor], Tensor]]:
-        """The biases that shift what the first layer reads, and by how much."""
+        """The biases that shift the input of the first layer, and by how much."""
         bias = self.names["b_emb", None]
         inputs = architecture(self.model.base.config.model_type).inputs
         if inputs["b_project"] not in self.model.anatomy.shapes:
             return {bias: _same}
-        return {bias: lambda x: self._whole(inputs["W_project"]) @ x, inputs["b_project"]: _same}
+        return {bias: lambda x: self._value(inputs["W_project"]) @ x, inputs["b_project"]: _same}
 
     def _product(self, term: str, layer: int | None) -> Callable[[Tensor], Tensor]:
-        return lambda x: self._whole(self.names[term, layer]) @ x
+        """Multiplication with a matrix, as the delta has it."""
+        return lambda x: self._value(self.names[term, layer]) @ x
 
     def _cheapest(self, group: Mapping[str, Route]) -> tuple[str, ...]:
-        """Which biases of a group to move, so that the delta holds the fewest numbers."""
+        """The biases of a group to move, so that the delta holds the fewest numbers."""
         movable = [name for name in group if name in self.delta.tensors]
-        choices = [chosen for count in range(len(movable) + 1) for chosen in combinations(movable, count)]
+        choices = chain.from_iterable(combinations(movable, count) for count in range(len(movable) + 1))
         return min(choices, key=lambda chosen: self._cost(group, movable, chosen))
 
     def _cost(self, group: Mapping[str, Route], movable: list[str], chosen: tuple[str, ...]) -> int:
-        targets = {target for name in chosen for target in group[name]}
-        held = {*movable, *(target for route in group.values() for target in route if target in self.entries)}
-        return sum(self._base(t).numel() for t in targets) + sum(
-            self.entries[name][1].size for name in held - targets - set(chosen)
-        )
+        """The numbers that the delta must hold for this group if the chosen biases are moved."""
+        targets = set(chain.from_iterable(group[name] for name in chosen))
+        reachable = chain.from_iterable(group.values())
+        stored = {*movable, *(name for name in reachable if name in self.entries)}
+        rest = stored - targets - set(chosen)
+        return sum(self._base(name).numel() for name in targets) + sum(self.entries[name][1].size for name in rest)
 
     def _base(self, name: str) -> Tensor:
         return self.model.original(name).detach().cpu()
 
-    def _whole(self, name: str) -> Tensor:
-        """A tensor of the base as the delta has it."""
+    def _value(self, name: str) -> Tensor:
+        """A tensor of the base with the entries of the delta written into it."""
         if name not in self.entries:
             return self._base(name)
         tensor = self._base(name).clone()
@@ -124,5 +139,14 @@ def _same(x: Tensor) -> Tensor:
     return x
 
 
+def _residual(times_v: Callable[[Tensor], Tensor], times_m1: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: x + times_m1(times_v(x))
+
+
 def _after(first: Callable[[Tensor], Tensor], route: Route) -> Route:
-    return {target: lambda x, add=add: add(first(x)) for target, add in route.items()}  # type: ignore[misc]
+    """The route of a bias that is transformed by `first` before it takes `route`."""
+    return {target: _composed(first, add) for target, add in route.items()}
+
+
+def _composed(first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: second(first(x))

@@ -1,4 +1,4 @@
-"""The metadata of a delta: which base it belongs to, what it does, how it was made and how well it does.
+"""The metadata of a delta: its base, its task, how it was trained and its scores.
 
 In the file it is one JSON table. This module alone reads and writes that table; everything else uses attributes.
 
@@ -24,9 +24,7 @@ POOLS = ("cls", "mean", "tokens")  # what the head reads
 MAX_LAYERS = 1000
 HUB_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}  # of the bases that packages bring
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
-LARGEST = 1e300  # of a number that is shown or drawn
-
-
+LARGEST = 1e300  # limit of the numbers that are printed or drawn
 ERRORS = ("mae", "rmse")  # metrics in the unit of the labels, lower is better; all others are fractions of 1
 
 
@@ -85,7 +83,7 @@ def trial_table(trial: Trial) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord(Trial):
-    """The trial that made a delta, and what became of it."""
+    """The trial that made a delta, and its outcome."""
 
     best_step: int = 0  # of the checkpoint that the delta holds
     train_rows: int = 0
@@ -93,7 +91,7 @@ class TrialRecord(Trial):
 
 @dataclass(frozen=True, kw_only=True)
 class Meta:
-    """What a delta says of itself. It holds no time, no path and no host name."""
+    """The metadata of a delta. It holds no time, no path and no host name."""
 
     format: int = FORMAT
     base: str
@@ -143,10 +141,10 @@ class Meta:
     def _check_texts(self) -> None:
         columns = self.columns
         names = (self.base, self.name, self.task, self.metric, columns.text, columns.text_pair, columns.label)
-        trained = (self.select, self.inject, self.head, self.init)
-        shown = (*names, *trained, *self.labels, *self.change)
+        settings = (self.select, self.inject, self.head, self.init)
+        texts = (*names, *settings, *self.labels, *self.change)
         try:
-            "".join(text or "" for text in shown).encode()
+            "".join(text or "" for text in texts).encode()
         except UnicodeEncodeError as error:
             raise ValueError("a text is not valid Unicode") from error
 

@@ -35,7 +35,7 @@ MAX_NAME = 256
 
 
 def write(path: Path, tensors: Mapping[str, Array], meta: Mapping[str, Any]) -> int:
-    """Write the file all or nothing; its size in bytes. What stood at `path` before stays until the very end."""
+    """Write the file atomically; returns its size in bytes."""
     data = encode(tensors, meta)
     replace(path, data)
     return len(data)
@@ -62,7 +62,7 @@ def encode(tensors: Mapping[str, Array], meta: Mapping[str, Any]) -> bytes:
 
 
 def digest(tensors: Mapping[str, Array], meta: Mapping[str, Any]) -> str:
-    """SHA-256 over the metadata (its own digest aside) and over each array's name, type, shape and bytes."""
+    """SHA-256 over the metadata (without the digest) and over each array's name, type, shape and bytes."""
     rest = {key: value for key, value in meta.items() if key != "sha256"}
     state = hashlib.sha256(_text(rest).encode())
     for name in sorted(tensors):
@@ -82,10 +82,9 @@ def read(path: Path, finite: bool = True) -> tuple[Tensors, dict[str, Any]]:
         if not path.is_file():
             raise FileNotFoundError(errno.ENOENT, "it is a folder" if path.is_dir() else "no such file")
         with path.open("rb", buffering=0) as file:
-            start = file.read(8)
-            size = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER + 1
+            size = _header_size(file.read(8))
             header = file.read(size) if size <= MAX_HEADER else b""
-            _check_extent(path, os.fstat(file.fileno()).st_size, header, size)
+            _check_file_size(path, os.fstat(file.fileno()).st_size, header, size)
             file.seek(0)
             data = file.readall()
     except OSError as error:
@@ -94,12 +93,12 @@ def read(path: Path, finite: bool = True) -> tuple[Tensors, dict[str, Any]]:
 
 
 def read_claims(path: Path) -> dict[str, Any]:
-    """The metadata of a file as it stands there, nothing of it verified: what a list of many files shows."""
+    """The metadata of a file, unverified: for lists of many files."""
     try:
         with path.open("rb") as file:
-            start = file.read(8)
-            size = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER + 1
-            header = json.loads(file.read(size).decode() if size <= MAX_HEADER else "", object_pairs_hook=_unique)
+            size = _header_size(file.read(8))
+            text = file.read(size).decode() if size <= MAX_HEADER else ""
+        header = json.loads(text, object_pairs_hook=_unique)
         return _metadata(header.get("__metadata__") if isinstance(header, dict) else None, DeltaError)
     except OSError as error:
         raise DeltaError(f"cannot be read ({error.strerror})") from error
@@ -107,15 +106,20 @@ def read_claims(path: Path) -> dict[str, Any]:
         raise DeltaError(f"not a usable bitfit file: {str(error)[:200]}") from error
 
 
-def _check_extent(path: Path, extent: int, header: bytes, size: int) -> None:
-    # Before the file is read into memory: does its header account for its size?
+def _header_size(start: bytes) -> int:
+    """The size of the header by the first 8 bytes of a file; more than MAX_HEADER if the file is shorter."""
+    return int(struct.unpack("<Q", start)[0]) if len(start) == 8 else MAX_HEADER + 1
+
+
+def _check_file_size(path: Path, file_size: int, header: bytes, header_size: int) -> None:
+    """Refuse a file whose size is not what its header says, before it is read into memory."""
     ends = [int(end) for end in re.findall(rb'"data_offsets":\[\d{1,15},(\d{1,15})\]', header)]
-    if extent != 8 + size + max(ends, default=0):
+    if file_size != 8 + header_size + max(ends, default=0):
         raise DeltaError(f"{path}: not a usable bitfit file: its size is not what its header says")
 
 
 def decode(data: bytes, where: str, finite: bool = True) -> tuple[Tensors, dict[str, Any]]:
-    """Check and take apart the bytes of a file; `where` names it in errors."""
+    """Check and parse the bytes of a file; `where` names it in errors."""
 
     def refuse(why: str) -> DeltaError:
         return DeltaError(f"{where}: not a usable bitfit file: {why}")
@@ -146,7 +150,7 @@ def _decode(data: bytes, refuse: Callable[[str], DeltaError], finite: bool) -> t
 
 def _check_finite(tensors: Tensors, content: Array, refuse: Callable[[str], DeltaError]) -> None:
     floats = {name: array for name, array in tensors.items() if array.dtype.kind == "f"}
-    # The arrays fill the content without gaps, so that one look is enough where all of them are floats.
+    # The arrays fill the content without gaps, so one check is enough if all of them are floats.
     if len(floats) == len(tensors) and np.isfinite(content.view(np.float32)).all():
         return
     for name, array in floats.items():
@@ -171,7 +175,7 @@ def _metadata(entry: object, refuse: Callable[[str], DeltaError]) -> dict[str, A
     meta = json.loads(entry[ENTRY], object_pairs_hook=_unique, parse_constant=_constant)
     if not isinstance(meta, dict):
         raise refuse("its metadata is not a table")
-    if _text(meta) != entry[ENTRY]:  # a digit that changes no number would pass the digest
+    if _text(meta) != entry[ENTRY]:  # the digest is of the parsed values: it would miss 1.00 in place of 1.0
         raise refuse("its metadata is not as bitfit writes it; the file was edited")
     return meta
 
@@ -179,9 +183,8 @@ def _metadata(entry: object, refuse: Callable[[str], DeltaError]) -> dict[str, A
 def _arrays(header: dict[str, Any], data: bytes, start: int, refuse: Callable[[str], DeltaError]) -> Tensors:
     spans: list[tuple[int, int]] = []
     tensors: Tensors = {}
-    named = NAME.fullmatch
     for name, entry in header.items():
-        if len(name) > MAX_NAME or not named(name):
+        if len(name) > MAX_NAME or not NAME.fullmatch(name):
             raise refuse(f"{name[:40]!r} is not a parameter name")
         dtype, shape, low, high = _entry(entry, name, refuse)
         count = math.prod(shape)
@@ -205,7 +208,8 @@ def _entry(
 ) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
     if not isinstance(entry, dict) or entry.keys() != _FIELDS:
         raise refuse(f"{name} is not described as safetensors describes an array")
-    shape, offsets = entry["shape"], entry["data_offsets"]
+    shape = entry["shape"]
+    offsets = entry["data_offsets"]
     if entry["dtype"] not in ("F32", "I64"):
         raise refuse(f"{name} has type {str(entry['dtype'])[:20]!r}; only F32 and I64 occur in a bitfit file")
     if not isinstance(shape, list) or not isinstance(offsets, list) or len(shape) > 8 or len(offsets) != 2:

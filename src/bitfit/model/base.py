@@ -43,13 +43,13 @@ class Base:
     missing: frozenset[str]  # encoder parameters the checkpoint lacks; they belong to the head
     pooling: str  # what the base declares: "mean" for sentence-transformers models, else "cls"
     hub: bool = False  # whether its name is a hub id
-    worn: list[str] = field(default_factory=list)  # who wrote values into the encoder and has not undone it
+    applied: list[str] = field(default_factory=list)  # selections of the deltas written into the encoder
     lock: Any = field(default_factory=RLock, repr=False)  # held while tensors stand in the places of the base's
 
     def require_clean(self) -> None:
         """Refuse while a delta is applied: the weights are then not those of the fingerprint."""
-        if self.worn:
-            raise ModelError(f"{self.name} still wears a delta ({self.worn[0]}); undo it first")
+        if self.applied:
+            raise ModelError(f"{self.name} still has a delta applied ({self.applied[0]}); undo it first")
 
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
