@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..arrays import Array
-from ..data.examples import Answer, Examples
+from ..data.examples import Answer, Examples, shortened
 from ..data.readers.answering import Questions
 from ..model.rows import Rows
 from .encode import Encoded, Encoder
@@ -22,14 +22,14 @@ from .metrics import Score
 from .sums import Metric, Sums, share
 from .task import Task, Text
 
-BEST = 20  # spans compared in a score
-LONGEST = 30  # tokens of an answer
+BEST = 20  # spans among which probabilities are computed
+LONGEST = 30  # tokens in an answer, at most
 METRICS: dict[str, Metric] = {"f1": share(0, 2), "exact_match": share(1, 2)}
 
 
 @dataclass(frozen=True)
 class Answering(Task):
-    """Where in a context the answer to a question begins and ends."""
+    """The start and end of the answer to a question in its context."""
 
     kind: ClassVar[str] = Questions.kind
     reader: ClassVar[type[Questions]] = Questions
@@ -45,49 +45,50 @@ class Answering(Task):
 
     @classmethod
     def metric_names(cls, labels: Sequence[str]) -> tuple[str, ...]:
-        """SQuAD's: shared words, and equal answers."""
+        """SQuAD's metrics: word F1 and exact match."""
         return tuple(METRICS)
 
     def complaint(self, text: Text, paired: bool) -> str | None:
-        """A question and its context are needed."""
+        """Why this is not a question with its context; None if it is."""
         if super().complaint(text, paired) is None:
             return None
         return "the delta takes a question and its context"
 
     @property
     def outputs(self) -> int:
-        """Two: whether the answer begins, and whether it ends, with a token."""
+        """Two logits per token: the answer starts there, and it ends there."""
         return 2
 
     def targets(self, encoded: Encoded, examples: Examples) -> Array:
-        """1 where the first gold answer begins and ends; at a window's first token if it does not lie in it."""
+        """1 at the start and the end of the first gold answer; at the first token of a window that does not hold it."""
         targets = np.zeros((len(encoded.marks), 2), np.float32)
         for row, owner in enumerate(encoded.owner.tolist()):
-            begin, end = int(encoded.rows.starts[row]), int(encoded.rows.starts[row + 1])
-            first, last = _tokens_of(encoded.marks[begin:end], examples.labels[owner][0]) or (0, 0)
-            targets[begin + first, 0] = targets[begin + last, 1] = 1
+            start = int(encoded.rows.starts[row])
+            first, last = _tokens_of(encoded, row, examples.labels[owner][0]) or (0, 0)
+            targets[start + first, 0] = 1
+            targets[start + last, 1] = 1
         return targets
 
     def loss(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
-        """Cross-entropy over the tokens of each window, the mean over begins, ends and windows."""
-        return -self._logs_of_targets(logits, targets, rows).sum() / (2 * len(rows))
+        """Cross-entropy over the tokens of each window, the mean over starts, ends and windows."""
+        return -self._log_likelihoods(logits, targets, rows).sum() / (2 * len(rows))
 
     def row_losses(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
-        """Cross-entropy over the tokens of each window, the mean of its begin and its end."""
-        found = self._logs_of_targets(logits, targets, rows).sum(1)
-        row = torch.from_numpy(np.repeat(np.arange(len(rows)), rows.lengths)).to(found.device)
-        return -found.new_zeros(len(rows)).index_add(0, row, found) / 2
+        """Cross-entropy over the tokens of each window, the mean of its start and its end."""
+        log_likelihoods = self._log_likelihoods(logits, targets, rows).sum(1)
+        row = torch.from_numpy(np.repeat(np.arange(len(rows)), rows.lengths)).to(logits.device)
+        return -log_likelihoods.new_zeros(len(rows)).index_add(0, row, log_likelihoods) / 2
 
-    def _logs_of_targets(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
-        """The logarithms of the probabilities of the targets, token by token; 0 for other tokens."""
-        inside = torch.arange(int(rows.lengths.max()))[None] < torch.from_numpy(rows.lengths)[:, None]
-        inside = inside.to(logits.device)
-        wide = logits.new_full((*inside.shape, 2), -torch.inf)
-        wide[inside] = logits
-        return wide.log_softmax(1)[inside] * targets
+    def _log_likelihoods(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
+        """The log-likelihoods of the targets, token by token; 0 for other tokens."""
+        mask = torch.arange(int(rows.lengths.max()))[None] < torch.from_numpy(rows.lengths)[:, None]
+        mask = mask.to(logits.device)
+        padded = logits.new_full((*mask.shape, 2), -torch.inf)
+        padded[mask] = logits
+        return padded.log_softmax(1)[mask] * targets
 
     def predictions(self, logits: Array, encoded: Encoded, examples: Examples) -> list[str]:
-        """The best span's text."""
+        """The text of the best span."""
         return [answer["answer"] for answer in self.answers(logits, encoded, examples)]
 
     def score(self, predictions: Any, examples: Examples) -> float:
@@ -99,14 +100,16 @@ class Answering(Task):
         return _sums(predictions, examples.labels).scores(METRICS)
 
     def answers(self, logits: Array, encoded: Encoded, examples: Examples) -> list[dict[str, Any]]:
-        """The best span of all windows with its share among the best ones."""
+        """The best span of all windows with its probability among the best spans."""
         assert examples.pairs is not None
         bounds = np.searchsorted(encoded.owner, np.arange(len(examples) + 1))
-        found = []
+        answers = []
         for number, context in enumerate(examples.pairs):
-            spans = [span for row in range(bounds[number], bounds[number + 1]) for span in _spans(logits, encoded, row)]
-            found.append(_answer(context, sorted(spans, reverse=True)))
-        return found
+            spans: list[tuple[float, int, int]] = []
+            for row in range(bounds[number], bounds[number + 1]):
+                spans += _spans(logits, encoded, row)
+            answers.append(_answer(context, spans))
+        return answers
 
     @staticmethod
     def line(answer: dict[str, Any]) -> tuple[str, ...]:
@@ -120,11 +123,11 @@ class Answering(Task):
 
     @staticmethod
     def card_input(paired: bool) -> str:
-        """A question with its context, which alone is cut."""
+        """A question and its context; only the context is truncated."""
         return '["a question"], ["its context"], padding=True, truncation="only_second"'
 
     def wrong(self, predictions: Any, examples: Examples) -> list[int]:
-        """Those whose answer equals none of the gold ones."""
+        """The questions whose answer equals none of the gold answers, by index."""
         wrong = []
         for number, (answer, golds) in enumerate(zip(predictions, examples.labels, strict=True)):
             if not exact_match(answer, [gold.text for gold in golds]):
@@ -136,80 +139,92 @@ class Answering(Task):
         return list(dict.fromkeys(answer.text for answer in label))
 
     def baseline(self, train: Examples, dev: Examples) -> float:
-        """The sentence of the context that shares most words with the question."""
+        """The score of answering with the sentence of the context that shares most words with the question."""
         assert dev.pairs is not None
         pairs = zip(dev.texts, dev.pairs, strict=True)
         return self.score([_closest_sentence(question, context) for question, context in pairs], dev)
 
     def remarks(self, encoder: Encoder, encoded: Encoded, examples: Examples) -> list[str]:
-        """What was cut, and which answers no window holds."""
+        """Notes on questions that were cut, and on answers that no window contains."""
         notes = []
         if encoded.rows.cut:
             notes.append(f"{encoded.rows.cut:,} questions were too long for windows of {encoder.max_length}, cut.")
         if examples.labels:
-            held = {o for row, o in enumerate(encoded.owner.tolist()) if _held(encoded, row, examples.labels[o][0])}
-            lost = [examples.lines[i] for i in range(len(examples)) if i not in held]
+            contained = set()
+            for row, owner in enumerate(encoded.owner.tolist()):
+                if _tokens_of(encoded, row, examples.labels[owner][0]) is not None:
+                    contained.add(owner)
+            lost = [examples.lines[i] for i in range(len(examples)) if i not in contained]
             if lost:
-                shown = ", ".join(map(str, lost[:5])) + (", ..." if len(lost) > 5 else "")
-                notes.append(f"The answer of {len(lost):,} questions (rows {shown}) lies in no single window.")
+                notes.append(
+                    f"The answer of {len(lost):,} questions (rows {shortened(lost)}) lies in no single window."
+                )
         return notes
 
 
-def _held(encoded: Encoded, row: int, answer: Answer) -> bool:
-    return _tokens_of(encoded.marks[encoded.rows.starts[row] : encoded.rows.starts[row + 1]], answer) is not None
-
-
-def _tokens_of(marks: Array, answer: Answer) -> tuple[int, int] | None:
-    """The first and last token of an answer in a window; None if the window does not hold all of it."""
-    inside = np.flatnonzero((marks[:, 1] > answer.start) & (marks[:, 0] < answer.start + len(answer.text)))
-    context = np.flatnonzero(marks[:, 0] >= 0)
-    if not len(inside) or (inside[0] == context[0] and marks[inside[0], 0] > answer.start):
+def _tokens_of(encoded: Encoded, row: int, answer: Answer) -> tuple[int, int] | None:
+    """The first and last token of an answer in a window; None if the window does not contain all of it."""
+    window = encoded.marks[encoded.rows.starts[row] : encoded.rows.starts[row + 1]]
+    starts, ends = window[:, 0], window[:, 1]
+    tokens = np.flatnonzero((ends > answer.start) & (starts < answer.start + len(answer.text)))
+    if not len(tokens):
         return None
-    if inside[-1] == context[-1] and marks[inside[-1], 1] < answer.start + len(answer.text.rstrip()):
+    context = np.flatnonzero(starts >= 0)
+    first, last = int(tokens[0]), int(tokens[-1])
+    if first == context[0] and starts[first] > answer.start:
         return None
-    return int(inside[0]), int(inside[-1])
+    if last == context[-1] and ends[last] < answer.start + len(answer.text.rstrip()):
+        return None
+    return first, last
 
 
 def _spans(logits: Array, encoded: Encoded, row: int) -> list[tuple[float, int, int]]:
-    """The best spans of a window: their logit, and where they begin and end in the context."""
+    """The best spans of a window: the sum of their two logits, and their start and end in the context."""
     tokens = np.arange(encoded.rows.starts[row], encoded.rows.starts[row + 1])
     tokens = tokens[encoded.marks[tokens, 0] >= 0]
     if not len(tokens):
         return []
-    begins, ends = logits[tokens, 0].astype(np.float64), logits[tokens, 1].astype(np.float64)
-    padded = np.concatenate([ends, np.full(LONGEST - 1, -np.inf)])
-    table = begins[:, None] + np.lib.stride_tricks.sliding_window_view(padded, LONGEST)
-    best = np.argsort(-table, axis=None, kind="stable")[:BEST]
+    start_logits = logits[tokens, 0].astype(np.float64)
+    end_logits = logits[tokens, 1].astype(np.float64)
+    padded = np.concatenate([end_logits, np.full(LONGEST - 1, -np.inf)])
+    # [first token, tokens after it]
+    sums = start_logits[:, None] + np.lib.stride_tricks.sliding_window_view(padded, LONGEST)
+    best = np.argsort(-sums, axis=None, kind="stable")[:BEST]
     first, length = np.divmod(best, LONGEST)
-    real = first + length < len(tokens)
-    marks = encoded.marks[tokens]
-    spans = zip(table.ravel()[best[real]], marks[first[real], 0], marks[(first + length)[real], 1], strict=True)
-    return [(float(value), int(begin), int(end)) for value, begin, end in spans]
+    spans = []
+    for i, j, value in zip(first, first + length, sums.ravel()[best], strict=True):
+        if j < len(tokens):
+            spans.append((float(value), int(encoded.marks[tokens[i], 0]), int(encoded.marks[tokens[j], 1])))
+    return spans
 
 
 def _answer(context: str, spans: Sequence[tuple[float, int, int]]) -> dict[str, Any]:
-    unique = list({(begin, end): value for value, begin, end in reversed(spans) if context[begin:end].strip()}.items())
-    unique = sorted(unique, key=lambda item: (-item[1], item[0]))[:BEST]
-    if not unique:
+    """The best span, with its softmax probability among the BEST best spans."""
+    logits: dict[tuple[int, int], float] = {}
+    for logit, start, end in sorted(spans, reverse=True):
+        if context[start:end].strip():
+            logits.setdefault((start, end), logit)  # windows overlap: of equal spans the best one counts
+    ranked = sorted(logits.items(), key=lambda item: (-item[1], item[0]))[:BEST]
+    if not ranked:
         return {"answer": "", "start": 0, "end": 0, "score": 0.0}
-    (begin, end), _ = unique[0]
-    values = np.exp(np.array([value for _, value in unique]) - unique[0][1])
-    return {"answer": context[begin:end], "start": begin, "end": end, "score": float(values[0] / values.sum())}
+    (start, end), best_logit = ranked[0]
+    values = np.exp(np.array([logit for _, logit in ranked]) - best_logit)
+    return {"answer": context[start:end], "start": start, "end": end, "score": float(values[0] / values.sum())}
 
 
 def normalised(answer: str) -> str:
-    """An answer as SQuAD compares it: lower case, without punctuation, articles and needless spaces."""
-    plain = "".join(sign for sign in answer.lower() if sign not in string.punctuation)
+    """An answer as SQuAD compares it: lower case, without punctuation, articles and extra spaces."""
+    plain = "".join(character for character in answer.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
 
 
 def exact_match(prediction: str, golds: Sequence[str]) -> float:
-    """1 if the answer is one of the gold ones."""
+    """1 if the normalised answer equals one of the gold answers, else 0."""
     return float(any(normalised(prediction) == normalised(gold) for gold in golds))
 
 
 def word_f1(prediction: str, golds: Sequence[str]) -> float:
-    """How much of the words the answer shares with the gold one it is most like; of two without words, 1."""
+    """The best F1 between the words of the answer and those of a gold answer; 1 if both have no words."""
     return max(_word_f1(normalised(prediction).split(), normalised(gold).split()) for gold in golds)
 
 
@@ -229,6 +244,6 @@ def _sums(predictions: Sequence[str], golds: Sequence[Sequence[Answer]]) -> Sums
 
 
 def _closest_sentence(question: str, context: str) -> str:
-    asked = set(normalised(question).split())
+    question_words = set(normalised(question).split())
     sentences = re.split(r"(?<=[.!?])\s+", context)
-    return max(sentences, key=lambda sentence: len(asked & set(normalised(sentence).split())))
+    return max(sentences, key=lambda sentence: len(question_words & set(normalised(sentence).split())))

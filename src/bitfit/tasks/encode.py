@@ -1,4 +1,4 @@
-"""Texts -> token rows without padding: what the bank takes."""
+"""Tokenisation: texts become rows of tokens without padding, as the bank takes them."""
 
 from __future__ import annotations
 
@@ -19,37 +19,43 @@ from ..model.base import Base
 from ..model.rows import Rows
 
 DEFAULT_LENGTH = 128
-SLICE = 500
+SLICE = 500  # texts tokenised in one call
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Inputs as token rows: one for each, or several overlapping windows of a long one, side by side."""
+    """Inputs as token rows: one row per input, or several overlapping windows of a long input in consecutive rows."""
 
     rows: Rows
     owner: Array  # the input that each row belongs to, ascending
-    marks: Array  # what each token stands for in its input, -1 if for nothing; empty where whole texts count
+    # Per token: in tagging the word whose first piece it is, in answering its start and end in the context; -1 for
+    # other tokens. Empty for tasks with one output per text.
+    marks: Array
 
     def rows_of(self, inputs: Array) -> Array:
-        """The numbers of the rows of some inputs, in their order."""
+        """The row numbers of some inputs, in the order of the inputs."""
         starts, counts = self._bounds(inputs)
         ends = np.cumsum(counts)
         chosen: Array = np.repeat(starts - ends + counts, counts) + np.arange(counts.sum())
         return chosen
 
     def take(self, inputs: Array) -> Encoded:
-        """Some of the inputs, numbered anew."""
-        chosen, counts = self.rows_of(inputs), self._bounds(inputs)[1]
+        """Some of the inputs, renumbered from 0."""
+        chosen = self.rows_of(inputs)
+        _, counts = self._bounds(inputs)
+        owner = np.repeat(np.arange(len(counts)), counts)
         marks = self.marks[self.rows.tokens(chosen)] if len(self.marks) else self.marks
-        return Encoded(self.rows.take(chosen), np.repeat(np.arange(len(counts)), counts), marks)
+        return Encoded(self.rows.take(chosen), owner, marks)
 
     def _bounds(self, inputs: Array) -> tuple[Array, Array]:
+        """The first row and the number of rows of each input."""
         starts = np.searchsorted(self.owner, inputs, "left")
-        return starts, np.searchsorted(self.owner, inputs, "right") - starts
+        ends = np.searchsorted(self.owner, inputs, "right")
+        return starts, ends - starts
 
 
 class Encoder:
-    """A base's tokenizer at one maximum length; long inputs that must be read whole become overlapping windows."""
+    """A base's tokenizer with a maximum length. Long inputs are cut, or split into overlapping windows."""
 
     def __init__(
         self, base: Base, max_length: int | None = None, stride: int | None = None, default: int = DEFAULT_LENGTH
@@ -57,32 +63,33 @@ class Encoder:
         self._base = base
         self._rules = json.loads(base.tokenizer.backend_tokenizer.to_str())
         self._tokenizer = self._copy()
-        self.cut_at(min(default, base.max_length) if max_length is None else max_length, stride)
-        self._filler = int(base.tokenizer.pad_token_id)  # an empty text under a tokenizer without special tokens
+        if max_length is None:
+            max_length = min(default, base.max_length)
+        self.cut_at(max_length, stride)
+        # The only token of an empty text, if the tokenizer adds no special tokens.
+        self._filler = int(base.tokenizer.pad_token_id)
         self._unknown = base.tokenizer.unk_token
 
     def cut_at(self, max_length: int, stride: int | None = None) -> None:
-        """Read with another maximum length, and other overlaps of windows, from now on."""
+        """Change the maximum length, and the number of tokens that windows share (default: a third of the length)."""
         if not 3 <= max_length <= self._base.max_length:
             raise UsageError(f"--max-length {max_length}: {self._base.name} takes 3 to {self._base.max_length} tokens")
-        self.max_length, self.stride = max_length, max_length // 3 if stride is None else stride
+        self.max_length = max_length
+        self.stride = max_length // 3 if stride is None else stride
         if not 0 <= self.stride <= max_length // 2:
             raise UsageError(f"--stride {stride}: windows of {max_length} tokens can share 0 to half of them")
         self._tokenizer.enable_truncation(max_length)
 
     def _copy(self) -> Any:
-        # A copy, because padding and truncation are set on the object and the base's own must not change.
-        tokenizer: Any = Tokenizer.from_str(json.dumps(self._rules))
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        return tokenizer
+        """A copy of the base's tokenizer, whose padding and truncation can be set without changing the base's."""
+        return _tokenizer(self._rules)
 
     def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Rows:
         """Encode all texts, or text pairs, cutting each to the maximum length."""
         inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         # In slices: an encoding is many times larger than its ids, and a signal waits for the call to return.
-        parts = [self._slice(inputs[i : i + SLICE]) for i in range(0, len(inputs), SLICE)]
-        return Rows.join(parts)
+        slices = [self._slice(inputs[i : i + SLICE]) for i in range(0, len(inputs), SLICE)]
+        return Rows.join(slices)
 
     def _slice(self, inputs: Sequence[Any]) -> Rows:
         encodings = self._tokenizer.encode_batch_fast(inputs)
@@ -92,68 +99,75 @@ class Encoder:
         ids = [encoding.ids or [self._filler] for encoding in encodings]
         types = [encoding.type_ids or [0] for encoding in encodings]
         starts = np.concatenate([[0], np.cumsum([len(row) for row in ids], dtype=np.int64)])
-        flat_ids, flat_types = (np.fromiter(chain.from_iterable(rows), np.int64, starts[-1]) for rows in (ids, types))
+        flat_ids = np.fromiter(chain.from_iterable(ids), np.int64, starts[-1])
+        flat_types = np.fromiter(chain.from_iterable(types), np.int64, starts[-1])
         return Rows(flat_ids, flat_types, starts, cut)
 
     def encode(self, form: str, examples: Examples) -> Encoded:
-        """Texts as the task's form asks: cut "texts", "words" each with its first piece, or "windows" on contexts."""
+        """Encode the examples in the form of their task.
+
+        "texts" are cut to the maximum length. In "words" the first piece of every word is marked. "windows" are
+        questions, each with a part of its context.
+        """
         if form == "texts":
             rows = self(examples.texts, examples.pairs)
             return Encoded(rows, np.arange(len(rows)), np.zeros((0, 0), np.int64))
-        read = self._words if form == "words" else self._windows
-        parts = []
-        for i in range(0, len(examples), SLICE):
-            parts.append(read(examples.take(range(i, min(i + SLICE, len(examples)))), i))
-        return _join(parts)
+        encode_slice = self._words if form == "words" else self._windows
+        slices = []
+        for start in range(0, len(examples), SLICE):
+            stop = min(start + SLICE, len(examples))
+            slices.append(encode_slice(examples.take(range(start, stop)), start))
+        return _join(slices)
 
-    # ---- words: every word is one piece or more, and its first piece stands for it
+    # ---- words: every word is one piece or more, and its first piece represents it
 
     @cached_property
     def _word_tokenizer(self) -> Any:
-        tokenizer = self._copy()
-        pre = self._rules.get("pre_tokenizer") or {}
-        steps = pre.get("pretokenizers", [pre])
-        if any(step.get("type") == "ByteLevel" and not step.get("add_prefix_space") for step in steps):
-            # A word in a list has no space before it, and would be read as the middle of a word.
-            changed = [{**s, "add_prefix_space": True} if s.get("type") == "ByteLevel" else s for s in steps]
-            rules = {**pre, "pretokenizers": changed} if "pretokenizers" in pre else changed[0]
-            tokenizer = Tokenizer.from_str(json.dumps({**self._rules, "pre_tokenizer": rules}))
-            tokenizer.no_padding()
-            tokenizer.no_truncation()
-        return tokenizer
+        """A tokenizer for lists of words. Their words have no space before them, so that a byte-level tokenizer
+        would read each as the middle of a word; it is told to add the space."""
+        pre = self._rules.get("pre_tokenizer")
+        if not pre:
+            return self._copy()
+        steps = [_with_prefix_space(step) for step in pre.get("pretokenizers", [pre])]
+        changed = {**pre, "pretokenizers": steps} if "pretokenizers" in pre else steps[0]
+        return _tokenizer({**self._rules, "pre_tokenizer": changed})
 
     def _words(self, examples: Examples, before: int) -> Encoded:
+        """Encode sentences of words. `before`: the number of examples in earlier slices."""
         tokenizer = self._word_tokenizer
         room = self.max_length - tokenizer.num_special_tokens_to_add(False)
-        tokenizer.enable_truncation(self.max_length, stride=min(self.stride, room // 2))
-        step = room - min(self.stride, room // 2)
+        shared = min(self.stride, room // 2)
+        tokenizer.enable_truncation(self.max_length, stride=shared)
         encodings = tokenizer.encode_batch([list(words) for words in examples.texts], is_pretokenized=True)
-        windows, owner, marks = [], [], []
+        rows: list[Any] = []
+        owner: list[int] = []
+        marks: list[Array] = []
         for number, (words, encoding) in enumerate(zip(examples.texts, encodings, strict=True)):
-            parts = [encoding, *encoding.overflowing]
-            if len({word for part in parts for word in part.word_ids} - {None}) < len(words):
-                parts = self._filled(words, parts)
-            windows += parts
-            owner += [before + number] * len(parts)
-            marks += _first_pieces([part.word_ids or [None] for part in parts], step)
+            windows = [encoding, *encoding.overflowing]
+            if len(_words_in(windows)) < len(words):
+                windows = self._with_unknown(words, _words_in(windows))
+            rows += windows
+            owner += [before + number] * len(windows)
+            marks += _first_pieces([window.word_ids or [None] for window in windows], step=room - shared)
         flat = np.concatenate([np.zeros(0, np.int64), *marks])[:, None]
-        return Encoded(self._rows(windows), np.array(owner, np.int64), flat)
+        return Encoded(self._rows(rows), np.array(owner, np.int64), flat)
 
-    def _filled(self, words: Sequence[str], parts: Sequence[Any]) -> list[Any]:
-        """The same sentence, the unknown token standing for words of which the tokenizer leaves nothing."""
-        known = {word for part in parts for word in part.word_ids}
-        given = [word if number in known else self._unknown for number, word in enumerate(words)]
-        encoding = None if self._unknown is None else self._word_tokenizer.encode(given, is_pretokenized=True)
-        whole = [] if encoding is None else [encoding, *encoding.overflowing]
-        if len({word for part in whole for word in part.word_ids} - {None}) < len(words):
-            lost = next(word for number, word in enumerate(words) if number not in known)
-            raise DataError(f"the base's tokenizer makes nothing of the word {lost!r}; replace it")
-        return whole
+    def _with_unknown(self, words: Sequence[str], known: set[int]) -> list[Any]:
+        """The windows of a sentence in which the words that the tokenizer drops become the unknown token."""
+        windows: list[Any] = []
+        if self._unknown is not None:
+            replaced = [word if number in known else self._unknown for number, word in enumerate(words)]
+            encoding = self._word_tokenizer.encode(replaced, is_pretokenized=True)
+            windows = [encoding, *encoding.overflowing]
+        if len(_words_in(windows)) < len(words):
+            dropped = next(word for number, word in enumerate(words) if number not in known)
+            raise DataError(f"the base's tokenizer has no token for the word {dropped!r}; replace it")
+        return windows
 
     # ---- windows: a question with a part of its context that fits
 
     @cached_property
-    def _whole_tokenizer(self) -> Any:
+    def _question_tokenizer(self) -> Any:
         return self._copy()
 
     @cached_property
@@ -164,63 +178,98 @@ class Encoder:
         room = self.max_length - self._tokenizer.num_special_tokens_to_add(True) - self.stride
         if room < 2:
             raise UsageError(f"--max-length {self.max_length}: too short for a question and a part of its context")
-        asked = self._question(examples.texts, room // 2)
+        questions = self._cut_questions(examples.texts, room // 2)
         self._pair_tokenizer.enable_truncation(self.max_length, stride=self.stride, strategy="only_second")
-        encodings = self._pair_tokenizer.encode_batch(list(zip(asked, examples.pairs or [], strict=True)))
-        windows = [[encoding, *encoding.overflowing] for encoding in encodings]
-        flat = list(chain.from_iterable(windows))
-        marks = np.concatenate([np.zeros((0, 2), np.int64), *(_offsets(window) for window in flat)])
-        counts = [len(own) for own in windows]
-        owner = np.repeat(np.arange(before, before + len(counts)), counts)
-        shortened = sum(a != b for a, b in zip(asked, examples.texts, strict=True))
-        return Encoded(self._rows(flat, shortened), owner, marks)
+        encodings = self._pair_tokenizer.encode_batch(list(zip(questions, examples.pairs or [], strict=True)))
+        windows: list[Any] = []
+        owner: list[int] = []
+        for number, encoding in enumerate(encodings):
+            windows += [encoding, *encoding.overflowing]
+            owner += [before + number] * (1 + len(encoding.overflowing))
+        marks = np.concatenate([np.zeros((0, 2), np.int64), *(_offsets(window) for window in windows)])
+        cut = sum(a != b for a, b in zip(questions, examples.texts, strict=True))
+        return Encoded(self._rows(windows, cut), np.array(owner, np.int64), marks)
 
-    def _question(self, questions: Sequence[str], room: int) -> list[str]:
-        """The questions, each cut to so many tokens."""
-        encodings = self._whole_tokenizer.encode_batch(list(questions), add_special_tokens=False)
-        return [
-            text if len(encoding.ids) <= room else text[: encoding.offsets[room - 1][1]]
-            for text, encoding in zip(questions, encodings, strict=True)
-        ]
+    def _cut_questions(self, questions: Sequence[str], most: int) -> list[str]:
+        """The questions, each cut to at most this number of tokens."""
+        encodings = self._question_tokenizer.encode_batch(list(questions), add_special_tokens=False)
+        cut = []
+        for text, encoding in zip(questions, encodings, strict=True):
+            if len(encoding.ids) > most:
+                _, end = encoding.offsets[most - 1]
+                text = text[:end]
+            cut.append(text)
+        return cut
 
 
-def _join(parts: Sequence[Encoded]) -> Encoded:
-    if not parts:
+def _tokenizer(rules: dict[str, Any]) -> Any:
+    """A tokenizer without padding and truncation, from the rules in a tokenizer.json."""
+    tokenizer: Any = Tokenizer.from_str(json.dumps(rules))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _with_prefix_space(step: dict[str, Any]) -> dict[str, Any]:
+    return {**step, "add_prefix_space": True} if step.get("type") == "ByteLevel" else step
+
+
+def _words_in(windows: Sequence[Any]) -> set[int]:
+    """The numbers of the words that have a token in these windows."""
+    return set(chain.from_iterable(window.word_ids for window in windows)) - {None}
+
+
+def _join(slices: Sequence[Encoded]) -> Encoded:
+    if not slices:
         return Encoded(Rows.join([]), np.zeros(0, np.int64), np.zeros((0, 1), np.int64))
-    rows = Rows.join([part.rows for part in parts])
-    owner = np.concatenate([part.owner for part in parts])
-    marks = np.concatenate([part.marks for part in parts])
+    rows = Rows.join([encoded.rows for encoded in slices])
+    owner = np.concatenate([encoded.owner for encoded in slices])
+    marks = np.concatenate([encoded.marks for encoded in slices])
     return Encoded(rows, owner, marks)
 
 
 def _first_pieces(windows: Sequence[Sequence[int | None]], step: int) -> list[Array]:
-    """For each window the word that each token is the first piece of, or -1; a word counts where it stands furthest
-    from an edge."""
-    marks = [np.full(len(window), -1, np.int64) for window in windows]
-    best: dict[int, tuple[int, int, int]] = {}  # word -> distance from the nearest edge, window, place
-    seen = -1  # the last piece, counted through the whole text, that an earlier window held
-    previous: int | None = None
-    firsts: dict[int, int] = {}  # first piece -> word
+    """For each token of each window, the word whose first piece it is, or -1.
+
+    `windows` hold the word of each token, None for special tokens; each begins `step` pieces after the one before. A
+    word in several windows is marked once, where it is furthest from an edge of the window.
+    """
+    first_pieces = _word_starts(windows, step)
+    best: dict[int, tuple[int, int, int]] = {}  # word -> distance from the nearest edge, window, position
     for number, window in enumerate(windows):
-        inside = [place for place, word in enumerate(window) if word is not None]
-        for rank, place in enumerate(inside):
-            piece = number * step + rank
-            if piece > seen:
-                if window[place] != previous:
-                    firsts[piece] = window[place] or 0
-                seen, previous = piece, window[place]
-            if piece in firsts:
-                distance = min(rank, len(inside) - 1 - rank) if len(windows) > 1 else 0
-                found = best.get(firsts[piece])
-                if found is None or distance > found[0]:
-                    best[firsts[piece]] = (distance, number, place)
-    for word, (_, number, place) in best.items():
-        marks[number][place] = word
+        positions = [position for position, word in enumerate(window) if word is not None]
+        for rank, position in enumerate(positions):
+            word = first_pieces.get(number * step + rank)
+            if word is None:
+                continue
+            distance = min(rank, len(positions) - 1 - rank)
+            if word not in best or distance > best[word][0]:
+                best[word] = (distance, number, position)
+    marks = [np.full(len(window), -1, np.int64) for window in windows]
+    for word, (_, number, position) in best.items():
+        marks[number][position] = word
     return marks
 
 
+def _word_starts(windows: Sequence[Sequence[int | None]], step: int) -> dict[int, int]:
+    """Piece -> word, for the first piece of every word. Pieces are counted through the text, not in each window."""
+    starts: dict[int, int] = {}
+    last_piece = -1
+    last_word: int | None = None
+    for number, window in enumerate(windows):
+        words = [word for word in window if word is not None]
+        for rank, word in enumerate(words):
+            piece = number * step + rank
+            if piece <= last_piece:  # an earlier window holds it
+                continue
+            if word != last_word:
+                starts[piece] = word
+            last_piece, last_word = piece, word
+    return starts
+
+
 def _offsets(window: Any) -> Array:
-    """Where each token lies in the context, in characters; -1 for tokens of the question and special ones."""
-    places = np.array(window.offsets or [(0, 0)], np.int64).reshape(-1, 2)
-    inside = np.array([sequence == 1 for sequence in window.sequence_ids or [None]])
-    return np.where(inside[:, None], places, -1)
+    """The start and end of each token in the context, in characters; -1 for the question and special tokens."""
+    offsets = np.array(window.offsets or [(0, 0)], np.int64).reshape(-1, 2)
+    in_context = np.array([sequence == 1 for sequence in window.sequence_ids or [None]])
+    return np.where(in_context[:, None], offsets, -1)

@@ -1,7 +1,7 @@
-"""How good predictions are: metrics of classes and of numbers with their 95% intervals.
+"""Metrics of classes and of numbers, with their 95% intervals.
 
-Every metric is computed on many resamples at once, and the plain score is the case of a single one, so a value and
-its interval cannot disagree about what the metric means.
+Every metric is computed on many resamples at once. The score is the metric of a single sample, so that a value and
+its interval always come from the same code.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Ints = NDArray[np.int64]
 
 _Z95 = 1.959963984540054
 _MOST_CLASSES = 1 << 31
-_BLOCK = 1 << 18  # entries of one block of resamples: bounds the memory whatever the number of rows or classes
+_BLOCK = 1 << 18  # entries of one block of resamples: bounds the memory for any number of rows or classes
 
 
 def score(
     metric: str, predictions: ArrayLike, golds: ArrayLike, classes: int | None = None, positive: int = 1
 ) -> float:
-    """The value of one metric; one that is undefined counts as 0 and warns.
+    """The value of one metric; an undefined metric is 0, with a warning.
 
-    Predictions of classes are their numbers, or a row of scores per example, one for each class. `positive` is the
-    class that precision, recall, f1, auc and average_precision are about.
+    Predictions of classes are class numbers, or a row of scores per example, one for each class. `positive` is the
+    class that precision, recall, f1, auc and average_precision are computed for.
     """
     sample = _sample(metric, predictions, golds, classes, positive)
     if metric not in _DEFINED:
@@ -64,7 +64,7 @@ def evaluate(
     seed: int = 0,
     positive: int = 1,
 ) -> dict[str, Score]:
-    """Several metrics, each with its interval; those that are undefined count as 0 in silence."""
+    """Several metrics, each with its interval; undefined metrics are 0, without a warning."""
     scores = {}
     for metric in metrics:
         sample = _sample(metric, predictions, golds, classes, positive)
@@ -73,13 +73,13 @@ def evaluate(
 
 
 def warn_constant(metric: str, what: str) -> None:
-    """Say that a score is not a number that means something, and is counted as 0."""
+    """Warn that a metric is undefined and counted as 0."""
     warnings.warn(f"{metric}: {what}, counted as 0", UserWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)
 class ClassScore:
-    """How well one class, label or entity type is found."""
+    """The scores of one class, label or entity type."""
 
     label: str
     precision: float
@@ -89,7 +89,7 @@ class ClassScore:
 
     @classmethod
     def of(cls, label: str, hits: float, predicted: float, true: float) -> ClassScore:
-        """From how often it is right, predicted and true."""
+        """The scores from the numbers of right, predicted and true cases."""
         precision = hits / predicted if predicted else 0.0
         recall = hits / true if true else 0.0
         f1 = 2 * hits / (predicted + true) if predicted + true else 0.0
@@ -97,7 +97,7 @@ class ClassScore:
 
 
 class _Sample(Protocol):
-    """Predictions and golds in the form that a metric reads."""
+    """Predictions and golds in the form that a metric takes."""
 
     @property
     def rows(self) -> int: ...
@@ -175,7 +175,7 @@ _CLASSIFICATION: dict[str, Callable[[_Tally], Floats]] = {
 
 @dataclass(frozen=True)
 class _Cells:
-    """The filled cells of a confusion matrix: all that a classification metric needs to know of the rows."""
+    """The non-zero cells of a confusion matrix, from which every classification metric is computed."""
 
     gold: Ints
     predicted: Ints
@@ -199,12 +199,13 @@ class _Cells:
         return float(_CLASSIFICATION[metric](self.tally(self.counts[None, :]))[0])
 
     def resampled(self, metric: str, resamples: int, rng: np.random.Generator) -> Floats:
-        """The metric of as many resamples, drawn cell by cell: drawing rows with replacement fills cells just so."""
+        """The metric of each resample. The counts of the cells under drawing rows with replacement are multinomial."""
         shares = self.counts / self.rows
-        sizes = blocks(resamples, max(len(self.counts), self.width))
-        return np.concatenate(
-            [_CLASSIFICATION[metric](self.tally(rng.multinomial(self.rows, shares, size=size))) for size in sizes]
-        )
+        values = []
+        for size in blocks(resamples, max(len(self.counts), self.width)):
+            counts = rng.multinomial(self.rows, shares, size=size)
+            values.append(_CLASSIFICATION[metric](self.tally(counts)))
+        return np.concatenate(values)
 
     def warn_if_constant(self, metric: str) -> None:
         for name, classes in (("predictions", self.predicted), ("golds", self.gold)):
@@ -228,21 +229,22 @@ class _Cells:
         return totals
 
 
-# --- two classes by score: how well the scores rank the positive class above the other ----------------------------
+# --- ranking: two classes by score, given as dense ranks ----------------------------------------------------------
 
 
-def _auc(places: Floats, golds: Floats) -> Floats:
+def _auc(dense: Floats, golds: Floats) -> Floats:
     """The area under the ROC curve: how often a positive example outranks a negative one, ties counting half."""
     positives = golds.sum(axis=1)
     negatives = golds.shape[1] - positives
-    above = (_ranks(places) * golds).sum(axis=1) - positives * (positives + 1) / 2
-    return ratio(above, positives * negatives)
+    outranked = (_ranks(dense) * golds).sum(axis=1) - positives * (positives + 1) / 2
+    return ratio(outranked, positives * negatives)
 
 
-def _average_precision(places: Floats, golds: Floats) -> Floats:
+def _average_precision(dense: Floats, golds: Floats) -> Floats:
     """The mean of the precision at every threshold, weighted by the recall that it adds."""
-    rows, width = len(places), int(places.max()) + 1
-    cells = (places.astype(np.int64) + width * np.arange(rows)[:, None]).ravel()
+    rows = len(dense)
+    width = int(dense.max()) + 1
+    cells = (dense.astype(np.int64) + width * np.arange(rows)[:, None]).ravel()
     counts = np.bincount(cells, minlength=rows * width).reshape(rows, width)[:, ::-1]
     hits = np.bincount(cells, golds.ravel(), minlength=rows * width).reshape(rows, width)[:, ::-1]
     precision = ratio(hits.cumsum(axis=1), counts.cumsum(axis=1).astype(np.float64))
@@ -263,7 +265,7 @@ def _pearson(x: Floats, y: Floats) -> Floats:
 
 
 def _spearman(x: Floats, y: Floats) -> Floats:
-    """The correlation of the ranks, for columns given as places."""
+    """The correlation of the ranks, for columns given as dense ranks."""
     return _pearson(_ranks(x), _ranks(y))
 
 
@@ -296,22 +298,23 @@ _REGRESSION: dict[str, Callable[[Floats, Floats], Floats]] = {
 
 
 def _spread(values: Floats) -> Floats:
-    """Each row around its mean, its largest distance scaled to 1 so that no square overflows or vanishes."""
-    apart = values - values.mean(axis=1, keepdims=True)
-    # The mean of equal numbers may be off by a rounding, which would pass for a spread.
-    apart[values.max(axis=1) == values.min(axis=1)] = 0.0
-    return ratio(apart, np.abs(apart).max(axis=1, keepdims=True), limit=None)
+    """Each row minus its mean, scaled so that the largest distance is 1 and no square overflows or vanishes."""
+    centred = values - values.mean(axis=1, keepdims=True)
+    # The mean of equal numbers may be off by a rounding error, which must not count as a spread.
+    centred[values.max(axis=1) == values.min(axis=1)] = 0.0
+    return ratio(centred, np.abs(centred).max(axis=1, keepdims=True), limit=None)
 
 
-def _places(column: NDArray[Any]) -> Floats:
-    """Each value's place among the distinct ones: all that ranks depend on, found once for every resample."""
+def _dense_ranks(column: NDArray[Any]) -> Floats:
+    """Each value's rank among the distinct values. Computed once, since resamples keep the order of values."""
     return np.unique(column, return_inverse=True)[1].astype(np.float64)
 
 
-def _ranks(places: Floats) -> Floats:
-    """Ranks along each row of places, equals sharing the average, by counting instead of sorting each row."""
-    rows, width = len(places), int(places.max()) + 1
-    cells = places.astype(np.int64) + width * np.arange(rows)[:, None]
+def _ranks(dense: Floats) -> Floats:
+    """Ranks along each row of dense ranks, ties sharing the average; by counting, which is faster than sorting."""
+    rows = len(dense)
+    width = int(dense.max()) + 1
+    cells = dense.astype(np.int64) + width * np.arange(rows)[:, None]
     counts = np.bincount(cells.ravel(), minlength=rows * width).reshape(rows, width)
     ranks: Floats = (counts.cumsum(axis=1) - (counts - 1) / 2).ravel()[cells]
     return ranks
@@ -319,11 +322,11 @@ def _ranks(places: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Two numbers per row: predicted and true ones, or a score and whether the example is positive."""
+    """Two numbers per row: predicted and true value, or score and whether the example is positive."""
 
     predictions: Floats
     golds: Floats
-    unit: float = 1.0  # what an error of 1 means on the scale of the labels
+    unit: float = 1.0  # an error of 1 in these numbers is an error of `unit` in the labels
 
     @property
     def rows(self) -> int:
@@ -333,9 +336,12 @@ class _Pairs:
         return float(self._of(metric, self.predictions[None, :], self.golds[None, :])[0])
 
     def resampled(self, metric: str, resamples: int, rng: np.random.Generator) -> Floats:
-        """The metric of as many resamples of the rows, drawn with replacement."""
-        draws = (rng.integers(self.rows, size=(size, self.rows)) for size in blocks(resamples, self.rows))
-        return np.concatenate([self._of(metric, self.predictions[rows], self.golds[rows]) for rows in draws])
+        """The metric of each resample of the rows, drawn with replacement."""
+        values = []
+        for size in blocks(resamples, self.rows):
+            rows = rng.integers(self.rows, size=(size, self.rows))
+            values.append(self._of(metric, self.predictions[rows], self.golds[rows]))
+        return np.concatenate(values)
 
     def _of(self, metric: str, predictions: Floats, golds: Floats) -> Floats:
         return self.unit * (_REGRESSION | _RANKING)[metric](predictions, golds)
@@ -353,7 +359,7 @@ CLASS_METRICS = ("accuracy", "macro_f1", "matthews")
 TWO_CLASS_METRICS = ("accuracy", "f1", "macro_f1", "matthews", "precision", "recall", "auc", "average_precision")
 NUMBER_METRICS = tuple(_REGRESSION)
 
-# The others are undefined where a side is constant.
+# The other metrics are undefined if predictions or golds are constant.
 _DEFINED = ("accuracy", "f1", "macro_f1", "precision", "recall", *ERRORS)
 _OF_POSITIVE = ("f1", "precision", "recall", *_RANKING)
 
@@ -361,36 +367,36 @@ _OF_POSITIVE = ("f1", "precision", "recall", *_RANKING)
 def _sample(
     metric: str, predictions: ArrayLike, golds: ArrayLike, classes: int | None = None, positive: int = 1
 ) -> _Sample:
-    """The checked columns in the form that the metric reads."""
+    """Check predictions and golds, and convert them to the form that the metric takes."""
     known = [*_CLASSIFICATION, *_RANKING, *_REGRESSION]
     if metric not in known:
         raise UsageError(f'no metric "{metric}".{suggest(metric, known)}')
     true = _column("golds", golds)
     scores = np.asarray(predictions)
     by_class = scores.ndim == 2 and metric not in _REGRESSION and scores.shape[1] == (classes or scores.shape[1])
-    best = scores.argmax(1) if by_class and scores.size else predictions
-    predicted = _column("predictions", best)
+    predicted = _column("predictions", scores.argmax(1) if by_class and scores.size else predictions)
     if len(predicted) != len(true):
         raise DataError(f"{len(predicted)} predictions for {len(true)} golds: give one prediction per gold.")
     if metric in _REGRESSION:
         return _numbers(metric, predicted, true)
     if metric in _OF_POSITIVE:
         classes = _two_classes(metric, classes, predicted, true)
-    cells = _labels("predictions", predicted, classes), _labels("golds", true, classes)
+    predicted_class = _class_numbers("predictions", predicted, classes)
+    true_class = _class_numbers("golds", true, classes)
     if metric in _RANKING:
-        margin = scores[:, positive] - scores[:, 1 - positive] if by_class else cells[0] == positive
-        return _Pairs(_places(margin), (cells[1] == positive).astype(np.float64))
-    if metric in _OF_POSITIVE and positive == 0:
-        cells = 1 - cells[0], 1 - cells[1]
-    return _Cells.of(*cells)
+        margin = scores[:, positive] - scores[:, 1 - positive] if by_class else predicted_class == positive
+        return _Pairs(_dense_ranks(margin), (true_class == positive).astype(np.float64))
+    if metric in _OF_POSITIVE and positive == 0:  # these metrics are computed for class 1
+        predicted_class, true_class = 1 - predicted_class, 1 - true_class
+    return _Cells.of(predicted_class, true_class)
 
 
 def _numbers(metric: str, predicted: NDArray[Any], true: NDArray[Any]) -> _Pairs:
     if metric == "spearman":
-        return _Pairs(_places(predicted), _places(true))
+        return _Pairs(_dense_ranks(predicted), _dense_ranks(true))
     if metric == "pearson":
         return _Pairs(_unit(predicted), _unit(true))
-    # On a common scale, so that no square overflows; only an error has the labels' unit.
+    # On a common scale, so that no square overflows; only errors are in the unit of the labels.
     largest = float(max(np.abs(predicted).max(), np.abs(true).max())) or 1.0
     return _Pairs(predicted / largest, true / largest, largest if metric in ERRORS else 1.0)
 
@@ -416,8 +422,9 @@ def _column(name: str, values: ArrayLike) -> NDArray[Any]:
     return column
 
 
-def _labels(name: str, column: NDArray[Any], classes: int | None) -> Ints:
-    wrong = (column % 1 != 0) | (column < 0) | (column >= (_MOST_CLASSES if classes is None else classes))
+def _class_numbers(name: str, column: NDArray[Any], classes: int | None) -> Ints:
+    end = _MOST_CLASSES if classes is None else classes
+    wrong = (column % 1 != 0) | (column < 0) | (column >= end)
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         known = "0 and up" if classes is None else f"0 to {classes - 1}"
@@ -426,14 +433,14 @@ def _labels(name: str, column: NDArray[Any], classes: int | None) -> Ints:
 
 
 def _unit(column: NDArray[Any]) -> Floats:
-    """Scaled to at most 1 in size, which no correlation notices, so that sums of huge values stay finite."""
+    """Scale to at most 1 in absolute value, so that sums of huge values stay finite; correlations do not change."""
     values = column.astype(np.float64)
     return values / (np.abs(values).max() or 1.0)
 
 
-def ratio(above: Floats, below: Floats, limit: float | None = 1.0) -> Floats:
-    """The quotient, 0 where it is undefined, without the last rounding beyond the limit."""
-    quotient = np.divide(above, below, out=np.zeros_like(above), where=below != 0)
+def ratio(numerator: Floats, denominator: Floats, limit: float | None = 1.0) -> Floats:
+    """The quotient, 0 where it is undefined, clipped to the limit against rounding errors."""
+    quotient = np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator != 0)
     return quotient if limit is None else quotient.clip(-limit, limit)
 
 
@@ -445,7 +452,7 @@ def blocks(resamples: int, width: int) -> Iterator[int]:
 
 
 def _wilson(share: float, rows: int) -> tuple[float, float]:
-    """Wilson's interval of a share, which unlike a bootstrap keeps its width where every row is right or wrong."""
+    """Wilson's interval of a share. Unlike a bootstrap, it has a width even if every row is right or all wrong."""
     shrink = 1 + _Z95**2 / rows
     centre = (share + _Z95**2 / (2 * rows)) / shrink
     half = _Z95 / shrink * math.sqrt(share * (1 - share) / rows + _Z95**2 / (4 * rows**2))

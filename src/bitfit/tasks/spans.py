@@ -1,4 +1,4 @@
-"""Entities in a tagged sentence: spans of words whose tags say where they begin, go on and end.
+"""Entities in a tagged sentence: spans of words whose tags mark their start, inside and end.
 
 Tags are "O" or a prefix and a type: B-PER, I-PER (BIO and IOB2), with E- or L- for the last word and S- or U- for a
 single one (BIOES, BILOU). Sequences that break a scheme's rules are read as conlleval and seqeval read them.
@@ -16,7 +16,7 @@ SAME = {"L": "E", "U": "S"}  # BILOU's letters in BIOES
 
 
 class Span(NamedTuple):
-    """An entity: its type, its first word and the word behind its last."""
+    """An entity: its type, its first word and the word after its last."""
 
     type: str
     start: int
@@ -25,26 +25,28 @@ class Span(NamedTuple):
 
 def has_spans(labels: Sequence[str]) -> bool:
     """Whether tags mark entities."""
-    marked = [label for label in labels if label != OUTSIDE]
-    return bool(marked) and all(TAG.fullmatch(label) for label in marked) and any(m[0] in "BSU" for m in marked)
+    tags = [label for label in labels if label != OUTSIDE]
+    if not tags or not all(TAG.fullmatch(tag) for tag in tags):
+        return False
+    return any(tag[0] in "BSU" for tag in tags)
 
 
 def spans(tags: Sequence[str]) -> list[Span]:
     """The entities of a sentence."""
-    found = []
+    entities = []
     start = 0
     before, type_before = OUTSIDE, ""
     for number, tag in enumerate([*tags, OUTSIDE]):
-        prefix, type_ = _parts(tag)
+        prefix, type_ = _prefix_and_type(tag)
         if before != OUTSIDE and _ends(before, type_before, prefix, type_):
-            found.append(Span(type_before, start, number))
+            entities.append(Span(type_before, start, number))
         if prefix != OUTSIDE and _begins(before, type_before, prefix, type_):
             start = number
         before, type_before = prefix, type_
-    return found
+    return entities
 
 
-def _parts(tag: str) -> tuple[str, str]:
+def _prefix_and_type(tag: str) -> tuple[str, str]:
     match = TAG.fullmatch(tag)
     if match is None:
         return OUTSIDE, ""

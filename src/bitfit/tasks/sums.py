@@ -1,4 +1,4 @@
-"""Metrics that are a function of sums over rows, with their intervals: the rows are drawn anew, never parts of them."""
+"""Metrics that are a function of sums over rows, with bootstrap intervals over the rows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from .metrics import Floats, Score, blocks, ratio
 
 Metric = Callable[[Floats], Floats]
-"""From [resamples, statistics] to a value each."""
+"""[resamples, statistics] -> one value per resample."""
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What each row adds to the statistics of a metric: a sentence, a question or a text per row."""
+    """The statistics of a metric per row; a row is a sentence, a question or a text."""
 
     table: Floats  # [rows, statistics]
 
@@ -25,10 +25,14 @@ class Sums:
 
     def score(self, metric: Metric, resamples: int = 1000, seed: int = 0) -> Score:
         """The metric with its 95% interval: a seeded percentile bootstrap over the rows."""
-        value, rng, rows = self.value(metric), np.random.default_rng(seed), len(self.table)
-        draws = (rng.multinomial(rows, np.full(rows, 1 / rows), size=size) for size in blocks(resamples, rows))
-        values = np.concatenate([metric(draw @ self.table) for draw in draws])
-        low, high = np.quantile(values, [0.025, 0.975])
+        value = self.value(metric)
+        rows = len(self.table)
+        rng = np.random.default_rng(seed)
+        values = []
+        for size in blocks(resamples, rows):
+            counts = rng.multinomial(rows, np.full(rows, 1 / rows), size=size)
+            values.append(metric(counts @ self.table))
+        low, high = np.quantile(np.concatenate(values), [0.025, 0.975])
         return Score(value, min(float(low), value), max(float(high), value))
 
     def scores(self, metrics: Mapping[str, Metric]) -> dict[str, Score]:

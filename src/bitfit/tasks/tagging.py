@@ -1,4 +1,4 @@
-"""Tagging: a tag for every word, by the word's first piece."""
+"""Tagging: a tag for every word, predicted at the word's first piece."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,7 +26,7 @@ from .task import Task, Text
 from .texts import softmax
 
 IGNORED = -100
-# Of sums over sentences: right words, words, entities that are right, predicted and true.
+# Columns of the sums: 0 right words, 1 words, 2 right entities, 3 predicted entities, 4 true entities.
 SPAN_METRICS: dict[str, Metric] = {
     "span_f1": lambda sums: ratio(2 * sums[:, 2], sums[:, 3] + sums[:, 4]),
     "span_precision": share(2, 3),
@@ -50,11 +51,11 @@ class Tagging(Task):
 
     @classmethod
     def metric_names(cls, labels: Sequence[str]) -> tuple[str, ...]:
-        """The share of the words whose tag is right; before it, where tags mark entities, how well these are found."""
+        """Accuracy over words; if the tags mark entities, the metrics of entities come first."""
         return tuple(_metrics(labels))
 
     def complaint(self, text: Text, paired: bool) -> str | None:
-        """Nothing: a sentence is a text or a list of words."""
+        """None: every text or list of words is a sentence."""
         return None
 
     def examples(self, texts: Sequence[Text], paired: bool) -> Examples:
@@ -67,12 +68,12 @@ class Tagging(Task):
         return len(self.labels)
 
     def targets(self, encoded: Encoded, examples: Examples) -> Array:
-        """The tag's number at each word's first piece; nothing elsewhere."""
-        words, place = self._places(encoded)
-        golds = np.fromiter((tag for tags in examples.labels for tag in tags), np.int64)
+        """The tag's number at each word's first piece; IGNORED at the other tokens."""
+        sentence, word, token = self._words(encoded)
+        golds = np.fromiter(chain.from_iterable(examples.labels), np.int64)
         starts = np.concatenate([[0], np.cumsum([len(tags) for tags in examples.labels], dtype=np.int64)])
         targets = np.full(len(encoded.marks), IGNORED, np.int64)
-        targets[place] = golds[starts[words[:, 0]] + words[:, 1]]
+        targets[token] = golds[starts[sentence] + word]
         targets[targets < 0] = IGNORED
         return targets
 
@@ -90,7 +91,7 @@ class Tagging(Task):
         return totals / words.clamp(min=1)
 
     def predictions(self, logits: Array, encoded: Encoded, examples: Examples) -> list[Array]:
-        """The number of the likeliest tag of each word."""
+        """The number of the most probable tag of each word."""
         return [row.argmax(-1) for row in self._by_word(logits, encoded, examples)]
 
     def score(self, predictions: Any, examples: Examples) -> float:
@@ -107,25 +108,30 @@ class Tagging(Task):
         predicted: Counter[str] = Counter()
         true: Counter[str] = Counter()
         for guess, gold in zip(predictions, examples.labels, strict=True):
-            ours, theirs = self._marks(guess, gold), self._marks(gold, gold)
-            hits.update(mark.type for mark in ours & theirs)
-            predicted.update(mark.type for mark in ours)
-            true.update(mark.type for mark in theirs)
+            predicted_spans = self._spans(guess, gold)
+            true_spans = self._spans(gold, gold)
+            hits.update(span.type for span in predicted_spans & true_spans)
+            predicted.update(span.type for span in predicted_spans)
+            true.update(span.type for span in true_spans)
         names = sorted(predicted | true)
         return [ClassScore.of(name, hits[name], predicted[name], true[name]) for name in names]
 
     def wrong(self, predictions: Any, examples: Examples) -> list[int]:
-        """Sentences with a wrong tag."""
-        pairs = enumerate(zip(predictions, examples.labels, strict=True))
-        return [i for i, (guess, gold) in pairs if ((np.asarray(gold) >= 0) & (np.asarray(gold) != guess)).any()]
+        """The indices of the sentences with a wrong tag."""
+        wrong = []
+        for i, (guess, gold) in enumerate(zip(predictions, examples.labels, strict=True)):
+            tags = np.asarray(gold)
+            if ((tags >= 0) & (tags != guess)).any():
+                wrong.append(i)
+        return wrong
 
     def gold(self, label: Any) -> list[str | None]:
         """The tags' names; None for a word without one."""
         return [None if number < 0 else self.labels[number] for number in label]
 
     def answers(self, logits: Array, encoded: Encoded, examples: Examples) -> list[dict[str, Any]]:
-        """Words, tags, and the probability of each tag given; where tags mark entities, these too."""
-        found = []
+        """Words, tags, and the probability of each tag; the entities, if the tags mark them."""
+        answers = []
         for words, rows in zip(examples.texts, self._by_word(logits, encoded, examples), strict=True):
             probabilities = softmax(rows) if len(rows) else rows
             scores = probabilities.max(-1, initial=0.0).tolist()
@@ -133,13 +139,14 @@ class Tagging(Task):
             answer = {"tokens": list(words), "tags": tags, "scores": scores}
             if self.marks_entities:
                 answer["entities"] = [_entity(span, words, scores) for span in spans(tags)]
-            found.append(answer)
-        return found
+            answers.append(answer)
+        return answers
 
     @staticmethod
     def line(answer: dict[str, Any]) -> tuple[str, ...]:
         """Every word with its tag."""
-        return (" ".join(f"{word}/{tag}" for word, tag in zip(answer["tokens"], answer["tags"], strict=True)),)
+        words = [f"{word}/{tag}" for word, tag in zip(answer["tokens"], answer["tags"], strict=True)]
+        return (" ".join(words),)
 
     @staticmethod
     def sample_input(paired: bool) -> tuple[str, ...]:
@@ -152,18 +159,19 @@ class Tagging(Task):
         return '[["some", "words"]], is_split_into_words=True, padding=True, truncation=True'
 
     def by_row(self, predictions: Any, examples: Examples) -> tuple[str, Any, Any]:
-        """What a sentence adds above and below the fraction line of the main metric."""
+        """What a sentence adds to the numerator and to the denominator of the main metric."""
         right, words, hits, predicted, true = self._sums(predictions, examples.labels).table.T
-        above, below = {
+        fractions = {
             "span_f1": (2 * hits, predicted + true),
             "span_precision": (hits, predicted),
             "span_recall": (hits, true),
             "accuracy": (right, words),
-        }[self.metric]
-        return "ratio", above, below
+        }
+        numerator, denominator = fractions[self.metric]
+        return "ratio", numerator, denominator
 
     def confidences(self, logits: Array, targets: Array) -> tuple[Array, Array] | None:
-        """The probability of the likeliest tag of each tagged word, and whether it is the true one."""
+        """The probability of the most probable tag of each tagged word, and whether it is the true one."""
         tagged = targets != IGNORED
         table = softmax(logits[tagged])
         return table.max(-1, initial=0.0), table.argmax(-1) == targets[tagged]
@@ -178,34 +186,36 @@ class Tagging(Task):
         return table
 
     def baseline(self, train: Examples, dev: Examples) -> float:
-        """Each word's most frequent tag in training; the most frequent of all for a word that is new."""
+        """The score of each word's most frequent tag in training; a new word gets the most frequent tag of all."""
         counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
         for words, tags in zip(train.texts, train.labels, strict=True):
             for word, tag in zip(words, tags, strict=True):
                 if tag >= 0:
                     counts[word][tag] += 1
         overall = sum(counts.values(), Counter[int]())
-        most_of_all = _most(overall)
-        common = {word: _most(own) for word, own in counts.items()}
+        default = _most_frequent(overall)
+        by_word = {word: _most_frequent(tags) for word, tags in counts.items()}
         guesses = []
         for words in dev.texts:
-            guesses.append(np.array([common.get(word, most_of_all) for word in words]))
+            guesses.append(np.array([by_word.get(word, default) for word in words]))
         return self.score(guesses, dev)
 
     def remarks(self, encoder: Encoder, encoded: Encoded, examples: Examples) -> list[str]:
-        """How many sentences are read in windows."""
+        """A note on sentences that are read in windows."""
         _, counts = np.unique(encoded.owner, return_counts=True)
         long = int((counts > 1).sum())
-        what = f"longer than {encoder.max_length} tokens and are read in overlapping windows"
-        return [f"{long:,} of {len(examples):,} sentences are {what}; every word counts once."] if long else []
+        if not long:
+            return []
+        reading = f"longer than {encoder.max_length} tokens and are read in overlapping windows"
+        return [f"{long:,} of {len(examples):,} sentences are {reading}; every word counts once."]
 
     @cached_property
     def marks_entities(self) -> bool:
         """Whether the tags mark entities."""
         return has_spans(self.labels)
 
-    def _marks(self, tags: Iterable[int], gold: Sequence[int]) -> set[Span]:
-        """The entities of a sentence, or each tag by itself; a word without a gold tag is left out."""
+    def _spans(self, tags: Iterable[int], gold: Sequence[int]) -> set[Span]:
+        """The entities of a sentence, or a span per word if tags mark none; a word without a gold tag is left out."""
         names = [OUTSIDE if true < 0 else self.labels[tag] for tag, true in zip(tags, gold, strict=True)]
         if self.marks_entities:
             return set(spans(names))
@@ -215,27 +225,32 @@ class Tagging(Task):
         table = np.zeros((len(golds), 5))
         for row, (guess, gold) in enumerate(zip(predictions, golds, strict=True)):
             true = np.asarray(gold)
-            table[row, :2] = ((guess == true) & (true >= 0)).sum(), (true >= 0).sum()
+            tagged = true >= 0
+            table[row, :2] = ((guess == true) & tagged).sum(), tagged.sum()
             if self.marks_entities:
-                ours, theirs = self._marks(guess, gold), self._marks(gold, gold)
-                table[row, 2:] = len(ours & theirs), len(ours), len(theirs)
+                predicted_spans = self._spans(guess, gold)
+                true_spans = self._spans(gold, gold)
+                table[row, 2:] = len(predicted_spans & true_spans), len(predicted_spans), len(true_spans)
         return Sums(table)
 
-    def _places(self, encoded: Encoded) -> tuple[Array, Array]:
-        """The sentence and number of every word, and the token that stands for it."""
-        place = np.flatnonzero(encoded.marks[:, 0] >= 0)
-        sentence = np.repeat(encoded.owner, encoded.rows.lengths)[place]
-        return np.stack([sentence, encoded.marks[place, 0]], 1), place
+    def _words(self, encoded: Encoded) -> tuple[Array, Array, Array]:
+        """For every word: its sentence, its number in the sentence, and its first token."""
+        token = np.flatnonzero(encoded.marks[:, 0] >= 0)
+        sentence = np.repeat(encoded.owner, encoded.rows.lengths)[token]
+        return sentence, encoded.marks[token, 0], token
 
     def _by_word(self, logits: Array, encoded: Encoded, examples: Examples) -> list[Array]:
-        words, place = self._places(encoded)
-        order = np.lexsort((words[:, 1], words[:, 0]))  # windows overlap, so words may stand out of order
+        """The logits of the words of each sentence."""
+        sentence, word, token = self._words(encoded)
+        order = np.lexsort((word, sentence))  # windows overlap, so words may be out of order
         ends = np.cumsum([len(words) for words in examples.texts])
-        return np.split(logits[place[order]], ends[:-1])
+        return np.split(logits[token[order]], ends[:-1])
 
 
 def _metrics(labels: Sequence[str]) -> dict[str, Metric]:
-    return SPAN_METRICS | WORD_METRICS if has_spans(labels) else WORD_METRICS
+    if has_spans(labels):
+        return SPAN_METRICS | WORD_METRICS
+    return WORD_METRICS
 
 
 def _entity(span: Span, words: Sequence[str], scores: Sequence[float]) -> dict[str, Any]:
@@ -245,5 +260,6 @@ def _entity(span: Span, words: Sequence[str], scores: Sequence[float]) -> dict[s
     return {"type": span.type, "text": text, "start": span.start, "end": span.end, "score": score}
 
 
-def _most(counts: Counter[int]) -> int:
+def _most_frequent(counts: Counter[int]) -> int:
+    """The most frequent tag, the first of equally frequent ones."""
     return max(sorted(counts), key=lambda tag: counts[tag])

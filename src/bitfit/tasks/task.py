@@ -1,4 +1,4 @@
-"""What a kind of task is: how texts are read, the head's outputs, the loss, the metrics, the form of an answer."""
+"""The interface of a task kind: encoding, head outputs, loss, metrics, and answers."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ Text = str | Sequence[str]
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A kind of task with its labels and main metric. A subclass carries everything that is particular to its kind."""
+    """A task: its labels and main metric. Each kind of task is a subclass, which holds all that is specific to it."""
 
     labels: tuple[str, ...]
     metric: str
-    center: float = 0.0  # regression trains on (label - center) / spread, so that labels of any size are learnt alike
+    center: float = 0.0  # regression trains on (label - center) / spread, so that the scale of labels does not matter
     spread: float = 1.0
-    positive: str | None = None  # of two classes the one that precision, recall and f1 are about
+    positive: str | None = None  # the class of two that precision, recall and f1 are computed for
 
     kind: ClassVar[str]
-    reader: ClassVar[type[Reader]]  # how its files are written
+    reader: ClassVar[type[Reader]]
     form: ClassVar[str] = "texts"  # how the encoder reads its inputs: "texts", "words" or "windows"
     length: ClassVar[int] = 128  # the default maximum length, in tokens
     stride: ClassVar[int | None] = None  # the default number of tokens that windows share; None: a third
     baseline_name: ClassVar[str] = "always the majority"
-    echo: ClassVar[tuple[str, ...]] = ()  # parts of an answer that repeat the input
+    echo: ClassVar[tuple[str, ...]] = ()  # keys of an answer that repeat the input
     # In an exported folder: the class of transformers, its setting, the pipeline, and the first line of the card.
     transformers_class: ClassVar[str] = "AutoModelForSequenceClassification"
     problem_type: ClassVar[str | None] = None
@@ -63,18 +63,18 @@ class Task(ABC):
     # The fields of a request to the service: one of these sets must be given.
     fields: ClassVar[tuple[tuple[str, ...], ...]] = (("text",), ("text", "text_pair"))
 
-    # ---- making one
+    # ---- construction
 
     @classmethod
     def of(cls, kind: str, labels: tuple[str, ...], metric: str | None = None) -> Task:
-        """A task by its kind, scored by `metric` or by the kind's own first one."""
-        task = KINDS.member(kind, "kind of task")
-        known = task.metric_names(labels)
+        """A task of this kind, scored by `metric` or by the first metric of the kind."""
+        task_class = KINDS.member(kind, "kind of task")
+        known = task_class.metric_names(labels)
         if metric is not None and metric not in known:
             raise UsageError(f'no metric "{metric}" for {kind} with {len(labels)} classes.{suggest(metric, known)}')
         if metric in ERRORS:
             raise UsageError(f"{metric} is reported, but the best checkpoint is the one with the highest score; use r2")
-        return task(labels, metric or known[0])
+        return task_class(labels, metric or known[0])
 
     @classmethod
     def of_delta(cls, delta: Delta) -> Task:
@@ -84,7 +84,8 @@ class Task(ABC):
             raise DeltaError(f"the delta is for a {meta.task[:40]!r} task, which this bitfit does not know")
         try:
             task = cls.of(meta.task, meta.labels, meta.metric)
-            task = task if meta.positive is None else task.with_positive(meta.positive)
+            if meta.positive is not None:
+                task = task.with_positive(meta.positive)
         except UsageError as error:
             raise DeltaError(f"the delta's task is inconsistent: {error}") from error
         if task.by_token != (meta.pool == "tokens"):
@@ -96,38 +97,37 @@ class Task(ABC):
         raise UsageError(f"--positive {label}: {self.kind} has no positive class; two classes have one")
 
     def fitted(self, examples: Examples) -> Task:
-        """The same task with what is known from its training examples only."""
+        """The same task with what only its training examples show: the positive class, the scale of labels."""
         return self
 
-    # ---- reading
+    # ---- encoding
 
     @property
     def by_token(self) -> bool:
-        """Whether the head sees every token; else it sees one vector per text."""
+        """Whether the head reads every token; otherwise it reads one vector per text."""
         return self.form != "texts"
 
-    def pool(self, asked: str) -> str:
-        """What the head sees, as a model takes it."""
-        if self.by_token and asked not in ("auto", "tokens"):
-            raise UsageError(f"--pool {asked}: {self.kind} looks at every token; remove --pool")
-        return "tokens" if self.by_token else asked
+    def pool(self, requested: str) -> str:
+        """The pooling of the model: "tokens" for a head that reads every token, else the requested one."""
+        if self.by_token and requested not in ("auto", "tokens"):
+            raise UsageError(f"--pool {requested}: {self.kind} looks at every token; remove --pool")
+        return "tokens" if self.by_token else requested
 
     def encoder(self, base: Any, max_length: int | None, stride: int | None = None) -> Encoder:
         """The base's tokenizer with the lengths of this kind."""
         if stride is not None and not self.by_token:
             raise UsageError(f"--stride {stride}: {self.kind} cuts long texts and uses no windows; remove --stride")
-        shared = self.stride if stride is None else stride
-        if stride is None and shared is not None:
-            wanted = max_length or min(self.length, base.max_length)
-            shared = min(shared, wanted // 3)
-        return Encoder(base, max_length, shared, self.length)
+        if stride is None and self.stride is not None:
+            window = max_length or min(self.length, base.max_length)
+            stride = min(self.stride, window // 3)
+        return Encoder(base, max_length, stride, self.length)
 
     def encode(self, encoder: Encoder, examples: Examples) -> Encoded:
         """The examples as token rows."""
         return encoder.encode(self.form, examples)
 
     def complaint(self, text: Text, paired: bool) -> str | None:
-        """Why the task does not take this as an input; None if it does. `paired`: it was trained on two texts."""
+        """Why the task does not accept this input; None if it does. `paired`: it was trained on two texts."""
         if paired and (isinstance(text, str) or len(text) != 2):
             return "the delta takes pairs of texts"
         if not paired and not isinstance(text, str):
@@ -141,26 +141,26 @@ class Task(ABC):
         return Examples([text[0] for text in texts], [text[1] for text in texts])
 
     def remarks(self, encoder: Encoder, encoded: Encoded, examples: Examples) -> list[str]:
-        """What a user should know about how the examples were read."""
+        """Notes for the user on how the examples were encoded."""
         cut = encoded.rows.cut
         if not cut:
             return []
         return [f"{cut:,} of {len(examples):,} texts are cut at {encoder.max_length} tokens; --max-length reads more."]
 
-    # ---- learning
+    # ---- training
 
     @property
     @abstractmethod
     def outputs(self) -> int:
-        """How many numbers the head gives per text or token."""
+        """The number of the head's outputs per text or token."""
 
     @abstractmethod
     def targets(self, encoded: Encoded, examples: Examples) -> Array:
-        """Gold labels as the loss takes them: one per row of outputs."""
+        """Gold labels as the loss takes them, one per row of logits."""
 
     @abstractmethod
     def loss(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
-        """The mean over the texts, or over what is labelled in them."""
+        """The mean loss over the texts, or over their labelled words or windows."""
 
     def row_losses(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
         """The loss of each token row by itself. A kind may have a faster way than this, which goes row by row."""
@@ -193,24 +193,25 @@ class Task(ABC):
     def by_row(self, predictions: Any, examples: Examples) -> tuple[str, Any, Any]:
         """What the main metric needs of each row, for resampling: a form and two columns.
 
-        hits: whether a row is right. classes, values: the true and the predicted one. ratio, as here: what a row adds
-        above and below the fraction line.
+        "hits": whether a row is right. "classes", "values": the true and the predicted one. "ratio", as here: what a
+        row adds to the numerator and to the denominator.
         """
-        rows = range(len(examples))
-        above = [self.score(predictions[row : row + 1], examples.take([row])) for row in rows]
-        return "ratio", above, [1.0] * len(above)
+        numerators = []
+        for row in range(len(examples)):
+            numerators.append(self.score(predictions[row : row + 1], examples.take([row])))
+        return "ratio", numerators, [1.0] * len(numerators)
 
     def by_class(self, predictions: Any, examples: Examples) -> list[ClassScore]:
-        """Precision, recall, F1 and support of each class; empty where there are none."""
+        """Precision, recall, F1 and support of each class; empty if the task has no classes."""
         return []
 
     def confusion(self, predictions: Any, examples: Examples) -> Array | None:
-        """How often each class (rows) is predicted as each class (columns); None where there are none."""
+        """How often each class (rows) is predicted as each class (columns); None if the task has no classes."""
         return None
 
     @abstractmethod
     def wrong(self, predictions: Any, examples: Examples) -> list[int]:
-        """The examples that are answered wrongly, by index."""
+        """The indices of the examples with a wrong prediction."""
 
     def gold(self, label: Any) -> Any:
         """A gold label as a person reads it."""
@@ -218,22 +219,22 @@ class Task(ABC):
 
     @abstractmethod
     def baseline(self, train: Examples, dev: Examples) -> float:
-        """The main metric of the simplest way to answer without a model."""
+        """The main metric of the simplest prediction without a model."""
 
-    # ---- answering
+    # ---- answers
 
     @abstractmethod
     def answers(self, logits: Array, encoded: Encoded, examples: Examples) -> list[dict[str, Any]]:
-        """What `predict` says of each example."""
+        """One answer per example, as `predict` returns it."""
 
     def confidences(self, logits: Array, targets: Array) -> tuple[Array, Array] | None:
-        """The probability of each answer and whether it is right; None where answers have no probability."""
+        """The probability of each answer and whether it is right; None if answers have no probability."""
         return None
 
     @staticmethod
     @abstractmethod
     def line(answer: dict[str, Any]) -> tuple[str, ...]:
-        """An answer as one line for the terminal: its cells, to be separated by tabs."""
+        """The cells of an answer's line in the terminal, to be separated by tabs."""
 
     @staticmethod
     def sample_input(paired: bool) -> tuple[str, ...]:

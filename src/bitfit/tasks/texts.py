@@ -1,4 +1,4 @@
-"""Tasks whose head sees one vector per text or pair: a class, a number, or any number of labels."""
+"""Task kinds whose head reads one vector per text or pair: classification, regression and multi-label."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Classification(Task):
 
     @classmethod
     def metric_names(cls, labels: Sequence[str]) -> tuple[str, ...]:
-        """Accuracy first; precision, recall and what builds on them for two classes only."""
+        """Accuracy first; precision, recall, f1, auc and average_precision for two classes only."""
         return TWO_CLASS_METRICS if len(labels) == 2 else CLASS_METRICS
 
     def with_positive(self, label: str) -> Task:
@@ -59,15 +59,16 @@ class Classification(Task):
         return replace(self, positive=label)
 
     def fitted(self, examples: Examples) -> Task:
-        """The same task; of two classes the rarer one is the positive one, if nobody said."""
+        """The same task; the rarer of two classes becomes the positive one, unless one was chosen."""
         if self.positive is not None or len(self.labels) != 2:
             return self
         ones = sum(examples.labels)
-        return replace(self, positive=self.labels[1 if 2 * ones <= len(examples) else 0])
+        rarer = 1 if 2 * ones <= len(examples) else 0
+        return replace(self, positive=self.labels[rarer])
 
     @property
     def positive_class(self) -> int:
-        """The number of the positive class; deltas that do not name it mean the last."""
+        """The number of the positive class; in deltas that do not name it, the last."""
         return 1 if self.positive is None else self.labels.index(self.positive)
 
     @property
@@ -92,17 +93,19 @@ class Classification(Task):
         return logits
 
     def score(self, predictions: Any, examples: Examples) -> float:
-        """The main metric, of scores per class or of classes' numbers."""
+        """The main metric. Predictions are logits per class, or class numbers."""
         return score(self.metric, predictions, examples.labels, len(self.labels), self.positive_class)
 
     def by_class(self, predictions: Any, examples: Examples) -> list[ClassScore]:
         """Precision, recall, F1 and support of each class."""
         table = self.confusion(predictions, examples)
-        found = []
+        scores = []
         for number, label in enumerate(self.labels):
-            hits, predicted, true = table[number, number], table[:, number].sum(), table[number].sum()
-            found.append(ClassScore.of(label, hits, predicted, true))
-        return found
+            hits = table[number, number]
+            predicted = table[:, number].sum()
+            true = table[number].sum()
+            scores.append(ClassScore.of(label, hits, predicted, true))
+        return scores
 
     def confusion(self, predictions: Any, examples: Examples) -> Array:
         """How often each class (rows) is predicted as each class (columns)."""
@@ -111,11 +114,11 @@ class Classification(Task):
         return table
 
     def wrong(self, predictions: Any, examples: Examples) -> list[int]:
-        """Those of another class."""
+        """The indices of texts with a wrong class."""
         return np.flatnonzero(_classes(predictions) != np.asarray(examples.labels)).tolist()
 
     def gold(self, label: Any) -> str:
-        """The class's name."""
+        """The name of the class."""
         return self.labels[int(label)]
 
     def scores(self, predictions: Any, examples: Examples) -> dict[str, Score]:
@@ -128,7 +131,7 @@ class Classification(Task):
         return evaluate(names, predictions, examples.labels, len(self.labels), positive=self.positive_class)
 
     def by_row(self, predictions: Any, examples: Examples) -> tuple[str, Any, Any]:
-        """Hits, or the true and predicted classes; of two classes the positive one is 1."""
+        """Hits, or the true and predicted classes, numbered so that of two the positive one is 1."""
         guesses = _classes(predictions)
         golds = np.asarray(examples.labels, np.int64)
         if self.metric == "accuracy":
@@ -138,20 +141,20 @@ class Classification(Task):
         return "classes", golds, guesses
 
     def confidences(self, logits: Array, targets: Array) -> tuple[Array, Array] | None:
-        """The probability of the likeliest class, and whether it is the true one."""
+        """The probability of the most probable class, and whether it is the true one."""
         table = softmax(logits)
         return table.max(-1), table.argmax(-1) == targets
 
     def baseline(self, train: Examples, dev: Examples) -> float:
-        """Always the most frequent class; of equals the first."""
+        """The score of always predicting the most frequent class, the first of equally frequent ones."""
         counts = Counter(train.labels)
-        common = max(sorted(counts), key=lambda label: counts[label])
-        guesses = np.full(len(dev), common)
-        found = evaluate([self.metric], guesses, dev.labels, resamples=1, positive=self.positive_class)
-        return found[self.metric].value
+        majority = max(sorted(counts), key=lambda label: counts[label])
+        guesses = np.full(len(dev), majority)
+        scores = evaluate([self.metric], guesses, dev.labels, resamples=1, positive=self.positive_class)
+        return scores[self.metric].value
 
     def answers(self, logits: Array, encoded: Encoded, examples: Examples) -> list[dict[str, Any]]:
-        """The likeliest class, and the probability of each."""
+        """The most probable class, and the probability of each."""
         return [self._answer(row) for row in softmax(logits)]
 
     def _answer(self, row: Array) -> dict[str, Any]:
@@ -166,13 +169,13 @@ class Classification(Task):
 
 
 def _classes(predictions: Any) -> Array:
-    """The predicted classes' numbers, of scores per class or as they are."""
+    """The numbers of the predicted classes, from logits per class or from numbers."""
     guesses = np.asarray(predictions)
     return guesses.argmax(-1) if guesses.ndim > 1 else guesses
 
 
 class ConstantPrediction(UserWarning):
-    """One answer is given for every text, which is worth no more than the baseline."""
+    """Every text gets the same prediction, which is no better than the baseline."""
 
 
 @dataclass(frozen=True)
@@ -237,14 +240,14 @@ class Regression(Task):
         return "values", np.asarray(examples.labels, np.float64), np.asarray(predictions, np.float64)
 
     def wrong(self, predictions: Any, examples: Examples) -> list[int]:
-        """Those whose error is above the root mean squared one, the worst first."""
+        """The indices of texts with an error above the root mean squared error, the largest error first."""
         errors = np.abs(np.asarray(predictions) - np.asarray(examples.labels))
         order = np.argsort(-errors, kind="stable")
         wrong: list[int] = order[errors[order] > np.sqrt((errors**2).mean())].tolist()
         return wrong
 
     def baseline(self, train: Examples, dev: Examples) -> float:
-        """Always the mean of the training labels; a constant has no correlation, so 0."""
+        """The score of always predicting the mean of the training labels; 0 for correlations."""
         guesses = np.full(len(dev), np.mean(train.labels))
         return evaluate([self.metric], guesses, dev.labels, resamples=1)[self.metric].value
 
@@ -260,7 +263,7 @@ class Regression(Task):
 
 @dataclass(frozen=True)
 class MultiLabel(Task):
-    """Any number of labels at once, each for itself."""
+    """Any number of labels per text, each predicted independently."""
 
     kind: ClassVar[str] = LabelSets.kind
     reader: ClassVar[type[LabelSets]] = LabelSets
@@ -325,7 +328,7 @@ class MultiLabel(Task):
         return [ClassScore.of(label, *row) for label, row in zip(self.labels, counts, strict=True)]
 
     def wrong(self, predictions: Any, examples: Examples) -> list[int]:
-        """Those with a label too many or too few."""
+        """The indices of texts with a label too many or too few."""
         pairs = enumerate(zip(predictions, examples.labels, strict=True))
         return [i for i, (predicted, true) in pairs if set(predicted) != set(true)]
 
@@ -334,15 +337,16 @@ class MultiLabel(Task):
         return [self.labels[number] for number in label]
 
     def confidences(self, logits: Array, targets: Array) -> tuple[Array, Array] | None:
-        """For each label the probability of what is answered, and whether it is right."""
+        """For each text and label, the probability of the prediction and whether it is right."""
         logits = logits.astype(np.float64)
         probability = 1 / (1 + np.exp(-np.abs(logits)))
         return probability.ravel(), ((logits > 0) == (targets > 0)).ravel()
 
     def baseline(self, train: Examples, dev: Examples) -> float:
-        """Always the most frequent set of labels, the first of equals."""
+        """The score of always predicting the most frequent set of labels, the first of equally frequent ones."""
         counts = Counter(sorted(train.labels))
-        return self.score([max(counts, key=lambda labels: counts[labels])] * len(dev), dev)
+        majority = max(counts, key=lambda labels: counts[labels])
+        return self.score([majority] * len(dev), dev)
 
     def _matrix(self, sets: Sequence[tuple[int, ...]]) -> Floats:
         table = np.zeros((len(sets), len(self.labels)))
@@ -351,28 +355,31 @@ class MultiLabel(Task):
         return table
 
     def _sums(self, predictions: Sequence[tuple[int, ...]], golds: Sequence[tuple[int, ...]]) -> Sums:
-        """Per row: 1, whether it is right as a whole, and for each label whether it is hit, true and predicted."""
-        predicted, true = self._matrix(predictions), self._matrix(golds)
+        """Per row: 1, whether all labels are right, and for each label whether it is hit, true and predicted."""
+        predicted = self._matrix(predictions)
+        true = self._matrix(golds)
+        rows = np.ones((len(true), 1))
         right = (predicted == true).all(1, keepdims=True)
-        return Sums(np.concatenate([np.ones((len(true), 1)), right, predicted * true, true, predicted], 1))
+        return Sums(np.concatenate([rows, right, predicted * true, true, predicted], 1))
 
     def _metrics(self) -> dict[str, Metric]:
         return {name: partial(metric, len(self.labels)) for name, metric in SET_METRICS.items()}
 
 
-def _doubled(count: int, sums: Floats) -> tuple[Floats, Floats]:
-    """Per label twice the hits, and how often it is true plus how often predicted: F1 is their ratio."""
-    hits, true, predicted = (sums[:, 2 + i * count : 2 + (i + 1) * count] for i in range(3))
+def _f1_fractions(count: int, sums: Floats) -> tuple[Floats, Floats]:
+    """Numerator and denominator of each label's F1: twice the hits, and true plus predicted labels."""
+    hits, true, predicted = np.split(sums[:, 2:], [count, 2 * count], axis=1)
     return 2 * hits, true + predicted
 
 
 def _micro_f1(count: int, sums: Floats) -> Floats:
-    above, below = _doubled(count, sums)
-    return ratio(above.sum(1), below.sum(1))
+    numerators, denominators = _f1_fractions(count, sums)
+    return ratio(numerators.sum(1), denominators.sum(1))
 
 
 def _macro_f1(count: int, sums: Floats) -> Floats:
-    means: Floats = ratio(*_doubled(count, sums)).mean(1)
+    numerators, denominators = _f1_fractions(count, sums)
+    means: Floats = ratio(numerators, denominators).mean(1)
     return means
 
 
