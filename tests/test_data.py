@@ -506,7 +506,7 @@ def test_a_folder_without_train_lists_what_is_there(tmp_path):
 def test_two_train_files_are_an_error(tmp_path):
     labelled(tmp_path / "train.jsonl", ["a", "b"])
     write(tmp_path / "train.csv", "text,label\nx,b\n")
-    with pytest.raises(DataError, match="same part of the data"):
+    with pytest.raises(DataError, match="same split of the data"):
         load(tmp_path)
 
 

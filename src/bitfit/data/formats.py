@@ -121,8 +121,7 @@ def _records(path: DataFile, first: int, lines: Iterable[str], delimiter: str) -
     csv.field_size_limit(max(CELL_LIMIT, csv.field_size_limit()))
     # Most TSV files are written without quoting: a quote is a character there, unless it encloses the cell.
     plain = delimiter == "\t"
-    quoting = csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL
-    reader = csv.reader(lines, delimiter=delimiter, strict=True, quoting=quoting)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
     while True:
         start = first + reader.line_num
         try:

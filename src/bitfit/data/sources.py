@@ -349,9 +349,9 @@ def _plain_rows(split: Any) -> Iterator[dict[str, Any]]:
     """The rows of a split. Lists of tag numbers become lists of tag names, as the reader of tagging expects."""
     tag_names: dict[str, list[str]] = {}
     for column, feature in getattr(split, "features", {}).items():
-        of_item = getattr(feature, "feature", None)
-        if hasattr(of_item, "names"):
-            tag_names[column] = of_item.names
+        item: Any = getattr(feature, "feature", None)  # of a list
+        if hasattr(item, "names"):
+            tag_names[column] = item.names
     for row in split:
         plain = dict(row)
         for column, names in tag_names.items():
