@@ -417,7 +417,7 @@ def test_whole_tensors_of_large_models_stay_whole() -> None:
         ("random(all, 1.5)", 13, "whole number, a percentage"),
         ("random(all, 5, sed=1)", 16, "seed="),
         ("random(all, 5, seed=x)", 21, "whole number"),
-        ("random(all, 5)@1", 15, "layers behind a sample"),
+        ("random(all, 5)@1", 15, "layers after a sample"),
         ("b_q\n+ b_zzz", 7, "no term"),
     ],
 )

@@ -58,10 +58,12 @@ class Adapter:
     def locate(self, name: str) -> tuple[Place, str] | None:
         """Names end in .adapter_down.weight and the like."""
         match = _NAME.fullmatch(name)
-        return (Place("adapter", match["module"]), match["role"]) if match else None
+        if match is None:
+            return None
+        return Place("adapter", match["module"]), match["role"]
 
     def problem(self, target: Target, place: Place, shapes: Mapping[str, Shape]) -> str | None:
-        """All four tensors must be there, behind m1 or m3, and agree in their width."""
+        """All four tensors must be present, belong to m1 or m3, and agree in their width."""
         where = f"adapter at {place.module}"
         site = target.matrix(place)
         if site is None or site.term.removeprefix("W_") not in _PLACES:
@@ -97,7 +99,7 @@ class Adapter:
         return None
 
     def merged(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
-        """No matrix does what a bottleneck does."""
+        """None: no matrix has the effect of a bottleneck."""
         return None
 
 

@@ -27,16 +27,16 @@ PARTS = ("encoder", "embedding", "pooler")
 """The parts of a model that terms are counted under."""
 
 HEAD = "head."
-"""How the names of a head's tensors begin."""
+"""The prefix of the names of a head's tensors."""
 
 HEADS = ("full", "bias", "frozen")
-"""What of the head trains: every paper treats it apart from the selection."""
+"""Which parameters of the head train. The papers treat the head separately from the selection."""
 
 
 def part_of(term: str) -> str:
     """The part of a model that a term is counted under."""
-    place = term.rpartition("_")[2]
-    return {"emb": "embedding", "pool": "pooler"}.get(place, "encoder")
+    _, _, module = term.rpartition("_")
+    return {"emb": "embedding", "pool": "pooler"}.get(module, "encoder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Site:
 
     @property
     def size(self) -> int:
-        """How many entries the site has."""
+        """The number of entries of the site."""
         return math.prod(len(self.span(axis)) for axis in range(len(self.shape)))
 
     @property
@@ -88,14 +88,14 @@ class Anatomy:
 
     @cached_property
     def terms(self) -> tuple[str, ...]:
-        """The terms this model offers, in the papers' order; those of grafts follow."""
+        """The terms of this model, in the papers' order, followed by those of grafts."""
         present = dict.fromkeys(site.term for site in self.sites)
         known = [term for term in TERMS if term in present]
         return (*known, *(term for term in present if term not in TERMS))
 
     @cached_property
     def missing(self) -> tuple[str, ...]:
-        """The terms this model cannot offer, in the papers' order."""
+        """The terms that this model lacks, in the papers' order."""
         return tuple(term for term in TERMS if term not in self.terms)
 
     @cached_property
@@ -110,7 +110,7 @@ class Anatomy:
 
     @cached_property
     def total(self) -> int:
-        """How many entries the model has."""
+        """The number of entries of the model."""
         return sum(site.size for site in self.sites)
 
     def layers_below(self, names: Collection[str]) -> int:
@@ -128,10 +128,12 @@ class Anatomy:
         return frozenset(site.name for site in below)
 
     def in_layernorm(self, site: Site) -> bool:
-        """Whether a site is the gamma or the bias of a LayerNorm, whatever the LayerNorm is called."""
+        """Whether a site is the gamma or the bias of a LayerNorm, recognised by its weight being a vector."""
+        if site.term.startswith("g_"):
+            return True
         module, _, leaf = site.name.rpartition(".")
         weight = self.shapes.get(f"{module}.weight", ())
-        return site.term.startswith("g_") or (leaf == "bias" and len(weight) == 1)
+        return leaf == "bias" and len(weight) == 1
 
 
 def anatomy(model_type: str | Architecture, shapes: Mapping[str, tuple[int, ...]]) -> Anatomy:
@@ -162,13 +164,14 @@ def _layers(row: Architecture, names: Mapping[str, object]) -> dict[tuple[int, .
 def _sites(
     row: Architecture, name: str, shape: tuple[int, ...], layers: Mapping[tuple[int, ...], int]
 ) -> Iterator[Site]:
-    """The sites of one tensor: one, or one per place where several share it."""
+    """The sites of one tensor: one, or one per term if several share it."""
     numbers, rest = _split(row, name)
     layer = layers.get(numbers)
     modules = row.inside if numbers else row.outside
     axis = row.output_axis if len(shape) > 1 else 0
     outputs = shape[axis] if shape else 1
-    terms = _terms(modules.get(rest.rpartition(".")[0], "other"), name, len(shape), outputs)
+    module = rest.rpartition(".")[0]
+    terms = _terms(modules.get(module, "other"), name, len(shape), outputs)
     if len(terms) == 1:
         yield Site(terms[0], layer, name, shape)
         return
@@ -177,12 +180,14 @@ def _sites(
         yield Site(term, layer, name, shape, axis, i * width, (i + 1) * width)
 
 
-def _terms(places: str, name: str, axes: int, outputs: int) -> list[str]:
-    """The terms of a tensor at these places; what the papers have no term for is *_other by its form."""
+def _terms(modules: str, name: str, axes: int, outputs: int) -> list[str]:
+    """The terms of a tensor; `modules` is the papers' name of its module, or several. Without a term: *_other."""
     leaf = name.rpartition(".")[2]
-    form = {"bias": "b", "weight": "g"}.get(leaf, "W") if axes == 1 else "W"
-    terms = [f"{form}_{place}" for place in places.split()]
-    # A module may hold more than its weight and its bias (a scale, say), and those have no place in the papers.
-    named = set(terms) <= set(TERMS) and (leaf == "weight" or form == "b")
+    letter = "W"
+    if axes == 1:
+        letter = {"bias": "b", "weight": "g"}.get(leaf, "W")
+    terms = [f"{letter}_{module}" for module in modules.split()]
+    # A module may have other parameters than its weight and its bias, such as a scale; the papers have no term for it.
+    named = set(terms) <= set(TERMS) and (leaf == "weight" or letter == "b")
     divisible = outputs % len(terms) == 0
-    return terms if named and divisible else [f"{form}_other"]
+    return terms if named and divisible else [f"{letter}_other"]

@@ -1,6 +1,6 @@
-"""What bitfit knows of each architecture: one row per `model_type` of transformers, and nowhere else.
+"""The known architectures: one row per `model_type` of transformers.
 
-A row says how the architecture names its modules in the papers' notation, whether the packed path computes it, how
+A row maps the architecture's module names to the papers' notation. It says whether the packed path computes it, how
 texts may share a row, why its biases do not fold, and which configuration settings matter. Adding an architecture means
 adding a row here and a tiny configuration to ARCHITECTURES in tests/support.py. A package adds one with an entry point
 of the group "bitfit.architectures" whose name is the `model_type`.
@@ -26,7 +26,7 @@ INPUTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class PackedStyle:
-    """What the packed path must know of an architecture: names of configuration settings, and one difference."""
+    """What the packed path needs to know of an architecture: configuration settings, and whether m1 has dropout."""
 
     hidden_dropout: str = "hidden_dropout_prob"
     attention_dropout: str = "attention_probs_dropout_prob"
@@ -35,7 +35,7 @@ class PackedStyle:
 
 @dataclass(frozen=True, slots=True)
 class RowSharing:
-    """How several texts may stand in one row of the stock model: it must take an attention mask per pair of tokens."""
+    """How several texts share a row of the stock model, which must take an attention mask per pair of tokens."""
 
     causal: bool = False  # whether a token sees only those before it
     boolean_mask: bool = False  # whether the mask holds 0 and 1; else it is added to the scores
@@ -47,15 +47,15 @@ class Architecture:
     """One row: everything bitfit knows of an architecture."""
 
     name: str
-    """The family, as reports and errors call it."""
+    """The name of the family in reports and errors."""
     layer: str
     """A pattern for the names inside a layer: the layer's numbers, then the rest of the name."""
     inside: Mapping[str, str]
-    """Module inside a layer -> its place in the papers' formulas. "q k v" are equal parts of the outputs, in order."""
+    """Module inside a layer -> its name in the papers' formulas. "q k v" are equal parts of the outputs, in order."""
     outside: Mapping[str, str]
-    """Module outside the layers -> its place."""
+    """Module outside the layers -> its name in the papers' formulas."""
     no_fold: str | None
-    """Why biases cannot be folded into each other; None if they can (post-LN layers with biases of their own)."""
+    """Why biases cannot be folded into each other; None if they can (post-LN layers that share no biases)."""
     output_axis: int = 0
     """The axis of the outputs in a weight matrix."""
     packed: PackedStyle | None = None
@@ -65,11 +65,11 @@ class Architecture:
     activation: str = "hidden_act"
     """The configuration setting that names the activation between m2 and m3."""
     first_position: int = 0
-    """How many of the position embeddings no token uses: positions count from behind the padding index."""
+    """The index of the first token's position embedding; those before it are unused."""
     switches: tuple[str, ...] = ()
     """Configuration settings that give layers a bias which they lack by default."""
     inputs: Mapping[str, str] = field(default_factory=lambda: INPUTS)
-    """Names of the tensors without a term that a forward pass needs, by their role."""
+    """Role -> name of the tensors without a term that a forward pass needs."""
 
 
 _EMBEDDINGS = {
@@ -132,7 +132,7 @@ _GPT2 = {
     "mlp.c_proj": "m3",
     "ln_2": "LN2",
 }
-# A gated MLP widens twice; both matrices stand where the papers have W_m2.
+# A gated MLP has two matrices in the role of the papers' W_m2.
 _LLAMA = {
     "self_attn.q_proj": "q",
     "self_attn.k_proj": "k",
@@ -163,10 +163,10 @@ _MODERNBERT = {
     "mlp_norm": "LN2",
 }
 _ALBERT_LAYER = r"encoder\.albert_layer_groups\.(\d+)\.albert_layers\.(\d+)\.(.+)"
-_SHARED_BIASES = "its layers share their biases, so that none can stand for another's"
-_DISENTANGLED = "its attention compares keys with positions, so that b_k counts"
-_ROTARY = "its rotary positions turn the keys, so that b_k counts"
-_PRE_LN = "its LayerNorms stand inside the residual branches, so that their biases cannot move"
+_SHARED_BIASES = "its layers share their biases, so none can take over the effect of another"
+_DISENTANGLED = "its attention compares keys with positions, so b_k has an effect"
+_ROTARY = "its rotary positions rotate the keys, so b_k has an effect"
+_PRE_LN = "its LayerNorms are inside the residual branches, so their biases cannot be moved"
 
 _PACKED = PackedStyle()
 _CAUSAL = RowSharing(causal=True)
@@ -250,7 +250,7 @@ UNKNOWN = Architecture(
     no_fold="its layers are not known by name",
     switches=("attention_bias", "mlp_bias", "norm_bias", "enable_bias"),
 )
-"""Stands in for every other architecture: no layers, and all terms are *_other."""
+"""The row of every other architecture: no layers, and all terms are *_other."""
 
 ARCHITECTURES: Registry[Architecture] = Registry(
     "bitfit.architectures",

@@ -1,4 +1,4 @@
-"""The parameter audit: what a selection trains of a base, by the papers' terms and by part."""
+"""The parameter audit: how many parameters of a base a selection trains, by the papers' terms and by part."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Audit:
     """Counts of one selection on one base."""
 
     base: str
-    text: str  # the selection as it was asked for
+    text: str  # the selection as text
     anatomy: Anatomy
     selection: Selection
     trained: dict[str, int]  # by term
     head: dict[str, tuple[int, ...]]
     head_policy: str
-    unused: int = 0  # entries of the encoder that the pooling never calls
+    unused: int = 0  # entries of a pooler that is never called
 
     @property
     def terms(self) -> dict[str, int]:
@@ -50,23 +50,25 @@ class Audit:
     @property
     def head_trained(self) -> int:
         """Entries of the head that train under its policy."""
+        if self.head_policy == "full":
+            return self.head_total
         if self.head_policy == "frozen":
             return 0
-        return sum(math.prod(s) for n, s in self.head.items() if self.head_policy == "full" or n.endswith("bias"))
+        return sum(math.prod(shape) for name, shape in self.head.items() if name.endswith("bias"))
 
     @property
     def total(self) -> int:
-        """Encoder and head."""
+        """Entries of the encoder and the head."""
         return self.anatomy.total + self.head_total
 
     @property
     def all_trained(self) -> int:
-        """What trains, head included."""
+        """Entries that train, those of the head included."""
         return self.selection.count + self.head_trained
 
     @property
     def warnings(self) -> list[str]:
-        """What a user should know before training so."""
+        """Notes on the selection, for the user."""
         notes = list(self.selection.notes)
         if not self.selection and not asks_for_nothing(self.text):
             notes.append(f"The selection {self.text} is empty on this base: only the head would train.")
@@ -108,24 +110,26 @@ class Audit:
         rows: dict[tuple[str, str], None] = {}
         for site in self.anatomy.sites:
             name = site.name if site.layer is None else site.name.replace(f".{site.layer}.", ".*.", 1)
-            cut = "" if site.whole else f"[{', '.join([':'] * site.axis + [f'{site.start}:{site.stop}'])}]"
-            rows[site.term, name + cut] = None
+            if not site.whole:
+                slices = [":"] * site.axis + [f"{site.start}:{site.stop}"]
+                name += f"[{', '.join(slices)}]"
+            rows[site.term, name] = None
         return list(rows)
 
 
 def count(
     spec: str | Base | None, select: str = "bias", head: str = "full", seed: int = 0, inject: str = NONE
 ) -> Audit:
-    """Count what a selection trains on a folder, a hub id or a bare config file, with a head for two classes."""
+    """Count what a selection trains on a folder, a hub id or a config file, with a head for two classes."""
     if head not in HEADS:
         raise UsageError(f'--head: no "{head}".{suggest(head, HEADS)}')
     if spec is None or isinstance(spec, Base) or _has_weights(spec):
         base = spec if isinstance(spec, Base) else load_base(spec)
-        found = resolve(base, select, inject=inject, seed=seed)
-        model = Model(base, 2, found.pool, inject)
-        return _audit(base.name, select, base.grown(inject), found.anatomy, found.selection, model.head, head)
-    name, sites, outside = _shapes(spec, inject)
-    return _audit(name, select, sites, sites, select_sites(sites, select, seed), outside, head)
+        resolved = resolve(base, select, inject=inject, seed=seed)
+        model = Model(base, 2, resolved.pool, inject)
+        return _audit(base.name, select, base.grown(inject), resolved.anatomy, resolved.selection, model.head, head)
+    name, sites, head_shapes = _shapes(spec, inject)
+    return _audit(name, select, sites, sites, select_sites(sites, select, seed), head_shapes, head)
 
 
 def _audit(
@@ -142,7 +146,7 @@ def _audit(
 
 
 def select(model: nn.Module | Base | Model, text: str, seed: int = 0) -> Selection:
-    """Which entries of a model a selection means; names are relative to its encoder."""
+    """The entries of a model that a selection names; tensor names are relative to its encoder."""
     if isinstance(model, Base | Model):
         return select_sites(model.anatomy, text, seed)
     return select_sites(_encoder_anatomy(model), text, seed)
@@ -151,12 +155,12 @@ def select(model: nn.Module | Base | Model, text: str, seed: int = 0) -> Selecti
 def _shapes(spec: str, inject: str) -> tuple[str, Anatomy, dict[str, tuple[int, ...]]]:
     """Name, sites and head of an architecture without weights."""
     config, name = load_config(spec)
-    whole = empty_model(config)
-    prefix = str(whole.base_model_prefix) + "."
-    inside = whole.base_model is whole
-    outside = {} if inside else {n: tuple(p.shape) for n, p in whole.named_parameters() if not n.startswith(prefix)}
-    sites = _encoder_anatomy(whole, inject)
-    return name, sites, outside
+    model = empty_model(config)
+    prefix = str(model.base_model_prefix) + "."
+    head = {}
+    if model.base_model is not model:
+        head = {n: tuple(p.shape) for n, p in model.named_parameters() if not n.startswith(prefix)}
+    return name, _encoder_anatomy(model, inject), head
 
 
 def _encoder_anatomy(model: nn.Module, inject: str = NONE) -> Anatomy:

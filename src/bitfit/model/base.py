@@ -1,4 +1,4 @@
-"""The frozen base: a transformers encoder in float32 with its tokenizer, and who it is (fingerprint)."""
+"""The frozen base: a transformers encoder in float32 with its tokenizer and its fingerprint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ transformers.utils.logging.disable_progress_bar()
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """A frozen pre-trained encoder, its tokenizer, and what its folder says of it."""
+    """A frozen pre-trained encoder, its tokenizer, and what its folder declares."""
 
     name: str
     config: Any
@@ -44,7 +44,7 @@ class Base:
     pooling: str  # what the base declares: "mean" for sentence-transformers models, else "cls"
     hub: bool = False  # whether its name is a hub id
     applied: list[str] = field(default_factory=list)  # selections of the deltas written into the encoder
-    lock: Any = field(default_factory=RLock, repr=False)  # held while tensors stand in the places of the base's
+    lock: Any = field(default_factory=RLock, repr=False)  # held while other tensors replace parameters
 
     def require_clean(self) -> None:
         """Refuse while a delta is applied: the weights are then not those of the fingerprint."""
@@ -53,12 +53,12 @@ class Base:
 
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The encoder's parameters by name, found once: walking BERT-base's modules takes half a millisecond."""
+        """The encoder's parameters by name, cached: walking BERT-base's modules takes half a millisecond."""
         return dict(self.encoder.named_parameters())
 
     @cached_property
     def anatomy(self) -> Anatomy:
-        """The sites of the encoder, without what the checkpoint lacks."""
+        """The sites of the encoder, without parameters that the checkpoint lacks."""
         shapes = {name: tuple(p.shape) for name, p in self.encoder.named_parameters() if name not in self.missing}
         return replace(anatomy(self.config.model_type, shapes), values=self.values)
 
@@ -68,7 +68,7 @@ class Base:
 
     @cached_property
     def target(self) -> Target:
-        """The encoder as grafts see it."""
+        """The encoder as a target of grafts."""
         return target_of(self.encoder, self.config.model_type, self.anatomy)
 
     def grown(self, inject: str) -> Anatomy:
@@ -88,7 +88,7 @@ class Base:
 
     @cached_property
     def has_own_head(self) -> bool:
-        """Whether the architecture has a classification head of its own."""
+        """Whether transformers has a classification head for the architecture."""
         model = empty_model(copy.deepcopy(self.config))
         return model.base_model is not model
 
@@ -118,13 +118,13 @@ class Base:
 
 
 def tokenizer_text(tokenizer: Any) -> str:
-    """What decides how text becomes tokens, as text; padding and truncation are settings of a call, not of the base."""
+    """The rules of a tokenizer as text, without padding and truncation, which are settings of a call."""
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
     return json.dumps({**rules, "padding": None, "truncation": None}, sort_keys=True)
 
 
 def demo_folder() -> Path | None:
-    """Where the `demo` extra keeps the real all-MiniLM-L6-v2, if it is installed."""
+    """The folder of all-MiniLM-L6-v2 in the `demo` extra; None if it is not installed."""
     spec = importlib.util.find_spec(DEMO_PACKAGE)
     if spec is None or spec.origin is None:
         return None
@@ -155,9 +155,9 @@ def load_base(spec: str | os.PathLike[str] | None = None) -> Base:
 
 
 def locate(spec: str | os.PathLike[str] | None) -> tuple[str, str]:
-    """Where a base is to be loaded from, and the name it goes by; no argument means the demo wheel.
+    """The folder or hub id to load a base from, and the name of the base; no argument means the demo wheel.
 
-    A name without a slash is also looked for in the folder $BITFIT_MODELS.
+    A name without a slash is also looked up in the folder $BITFIT_MODELS.
     """
     text = os.fspath(spec) if spec is not None else DEMO
     if text and Path(text).is_dir():
@@ -173,15 +173,20 @@ def locate(spec: str | os.PathLike[str] | None) -> tuple[str, str]:
                 'pass --base FOLDER_OR_HUB_ID, or pip install "bitfit[demo]"'
             )
         return str(folder), DEMO
-    # What lies in a folder of this machine is a path: a misspelt one must not be asked for on the hub.
-    here = "/" in text and Path(text).parent.is_dir()
-    if text.startswith((".", "/", "~")) or text.count("/") > 1 or not text or Path(text).exists() or here:
+    if _is_path(text):
         raise ModelError(f"{text or '(empty)'}: no such model folder; pass a folder with config.json or a hub id")
     return text, text
 
 
+def _is_path(text: str) -> bool:
+    """Whether a text can only be a path: a misspelt path must not be requested from the hub."""
+    if not text or text.startswith((".", "/", "~")) or text.count("/") > 1:
+        return True
+    return Path(text).exists() or ("/" in text and Path(text).parent.is_dir())
+
+
 def load_config(spec: str) -> tuple[Any, str]:
-    """The configuration of a folder, a hub id or a bare config file, for counting without weights."""
+    """The configuration of a folder, a hub id or a config file, for counting without weights."""
     if Path(spec).is_file():
         try:
             table = json.loads(Path(spec).read_text(encoding="utf-8"))
@@ -207,11 +212,11 @@ def _buildable(config: Any) -> Any:
 
 
 def empty_model(config: Any, labels: int = 2) -> nn.Module:
-    """The architecture's own classification model without weights; the bare encoder where it has none."""
+    """The classification model of an architecture without weights; the encoder alone if there is no such model."""
     with torch.device("meta"):
         try:
             config.num_labels = labels
-            config.dtype = torch.float32  # what it declares would be torch's default for all threads meanwhile
+            config.dtype = torch.float32  # another dtype would become the default of all threads during the call
             return AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-any-return]
         except ValueError:
             return AutoModel.from_config(config)  # type: ignore[no-any-return]
@@ -239,9 +244,11 @@ def _declared_pooling(source: str, local: bool) -> str:
     try:
         path = Path(source) / "1_Pooling" / "config.json" if local else _hub_file(source, "1_Pooling/config.json")
         declared = json.loads(path.read_text(encoding="utf-8"))
-    except Exception:  # most models declare none, and the hub's own errors say that in many ways
+    except Exception:  # most models declare none, and the hub reports that by many kinds of errors
         return "cls"
-    return "mean" if isinstance(declared, dict) and declared.get("pooling_mode_mean_tokens") else "cls"
+    if isinstance(declared, dict) and declared.get("pooling_mode_mean_tokens"):
+        return "mean"
+    return "cls"
 
 
 def _hub_file(name: str, path: str) -> Path:
@@ -253,18 +260,18 @@ def _hub_file(name: str, path: str) -> Path:
 def _require_padding(config: Any, tokenizer: Any, encoder: nn.Module, name: str) -> None:
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ModelError(f"{name}: its tokenizer has no fast form, which bitfit needs")
-    if tokenizer.pad_token_id is None:  # GPT-2 has none: any token does, the attention mask hides it
+    if tokenizer.pad_token_id is None:  # GPT-2 has none; any token will do, since the attention mask hides it
         tokenizer.pad_token = tokenizer.eos_token
-    # The heads of decoders read the last token that is no padding, so the two must mean the same token. Only where
-    # positions are counted by it does it belong to the encoder.
-    name = architecture(config.model_type).inputs["positions"]
-    positions = dict(encoder.named_modules()).get(name.rpartition(".")[0])
+    # The heads of decoders read the last token that is not padding, so config and tokenizer must agree on the padding
+    # token. The config's is kept if it also determines the positions of the encoder.
+    table = architecture(config.model_type).inputs["positions"]
+    positions = dict(encoder.named_modules()).get(table.rpartition(".")[0])
     if getattr(config, "pad_token_id", None) is None or getattr(positions, "padding_idx", None) is None:
         config.pad_token_id = tokenizer.pad_token_id
 
 
 def _reach_hub(name: str) -> None:
-    # One short question instead of the download's 25 seconds of retries when the id or the network is wrong.
+    # One short request, because the download would retry for 25 seconds if the id or the network is wrong.
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     if isinstance(try_to_load_from_cache(name, "config.json"), str):

@@ -1,6 +1,6 @@
 """Injected biases: for linear and norm layers that have none, such as Llama's. They start at zero.
 
-An injected bias goes by the name that the parameter would have.
+An injected bias has the name that the parameter of the layer would have.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import SelectionError
 from .anatomy import Site, anatomy
-from .grafts import NONE, Insertion, Place, Shape, Target
+from .grafts import Insertion, Place, Shape, Target
 from .language import check, select
 from .selection import overlap
 
@@ -43,12 +43,12 @@ class Bias:
                 raise SelectionError("a bias is injected whole or not at all.")
             if site.name in target.lacking:
                 added.append(replace(site, graft="bias"))
-        if not added and text.strip() != NONE:
+        if not added:
             raise SelectionError("this base has these biases already; --select trains them.")
         return Insertion(tuple(added))
 
     def check(self, arguments: Sequence[str]) -> None:
-        """Refuse a text that is no selection."""
+        """Refuse a text that is not a selection."""
         for text in arguments:
             check(text)
 
@@ -58,7 +58,7 @@ class Bias:
         return (Place("bias", module), leaf) if leaf == "bias" and module else None
 
     def problem(self, target: Target, place: Place, shapes: Mapping[str, Shape]) -> str | None:
-        """A bias fits a layer that lacks one of its size."""
+        """A bias fits a layer with as many outputs and no bias."""
         name = f"{place.module}.bias"
         if name not in target.lacking:
             return f"the delta changes {name}, which the base does not have"
@@ -67,7 +67,7 @@ class Bias:
         return None
 
     def start(self, site: Site, generator: torch.Generator) -> Tensor | None:
-        """Zeros: what is not saved of an injected bias is zero."""
+        """None: entries that are not saved are zero."""
         return None
 
     def forward(self, x: Tensor, tensors: Mapping[str, Tensor], activation: Callable[[Tensor], Tensor]) -> Tensor:
@@ -81,7 +81,7 @@ class Bias:
         return None
 
     def merged(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
-        """No matrix does what a bias does."""
+        """None: no matrix has the effect of a bias."""
         return None
 
 

@@ -1,9 +1,9 @@
-"""Grafts: parameters that a base lacks and a lane brings, such as a bias, a low-rank pair or a bottleneck.
+"""Grafts: parameters that a lane adds to the base, such as a bias, a low-rank pair or a bottleneck.
 
-A graft is a set of tensors beside one module of the encoder and one formula that says what they add to its outputs.
-Its tensors are sites with terms of their own: they are selected, counted, saved and served by name like any other. The
-formula serves every path: as a hook on the stock model, and for many lanes at once on packed rows. A package adds a
-graft with an entry point of the group "bitfit.grafts".
+A graft is a set of tensors beside one module of the encoder, and a formula for what they add to the module's outputs.
+Its tensors are sites with new terms: they are selected, counted, saved and served by name like any other. The formula
+runs as a hook on the stock model, and for many lanes at once on packed rows. A package adds a graft with an entry point
+of the group "bitfit.grafts".
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from ..plugins import Registry
@@ -22,14 +23,19 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 NONE = "none"
-"""The text that injects nothing."""
+"""The text of --inject that adds nothing."""
 
 Shape = tuple[int, ...]
 
 
+def injects(text: str) -> bool:
+    """Whether the text of --inject adds parameters. The text is not parsed: it may come from an untrusted file."""
+    return text.strip() != NONE
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a graft sits: beside which module, and on which part of its outputs ("": all of them)."""
+    """Where a graft is attached: the module, and which of its outputs ("q" of a joint q, k and v; "": all of them)."""
 
     graft: str
     module: str
@@ -43,7 +49,7 @@ class Target:
     encoder: nn.Module
     architecture: Architecture
     anatomy: Anatomy
-    lacking: Mapping[str, Shape]  # biases that linear and norm layers could have and have not
+    lacking: Mapping[str, Shape]  # biases that linear and norm layers could have but do not
 
     @cached_property
     def _matrices(self) -> dict[tuple[str, str], Site]:
@@ -71,24 +77,24 @@ class Target:
 
 @dataclass(frozen=True)
 class Insertion:
-    """What one text such as `lora(W_q, 8)` adds: sites, and constants that are saved with them and never train."""
+    """What a call such as `lora(W_q, 8)` adds: sites, and constants that are saved with them and never train."""
 
     sites: tuple[Site, ...]
     constants: tuple[tuple[str, float], ...] = ()
 
 
 class Graft(Protocol):
-    """One way to add parameters. Every method but `forward` looks at names and shapes alone."""
+    """A way to add parameters. Only `forward`, `backward` and `merged` see values; the others see names and shapes."""
 
     terms: Sequence[str]
-    """The terms of its sites; those of a bias are the papers' own."""
+    """The terms that the graft adds to those of the papers."""
     reads_output: bool
-    """Whether the formula reads what the module gives; else it reads what the module is given."""
+    """Whether the formula reads the module's output; otherwise it reads its input."""
     packed: bool
     """Whether the formula may run on packed rows; if not, a bank with this graft takes the stock path."""
 
     def insert(self, target: Target, arguments: Sequence[str]) -> Insertion:
-        """The sites that these arguments mean on an encoder; SelectionError if they mean none."""
+        """The sites that these arguments name on an encoder; SelectionError if they name none."""
         ...
 
     def check(self, arguments: Sequence[str]) -> None:
@@ -100,28 +106,28 @@ class Graft(Protocol):
         ...
 
     def problem(self, target: Target, place: Place, shapes: Mapping[str, Shape]) -> str | None:
-        """Why tensors of these roles and shapes, perhaps a stranger's, do not fit there; None if they do."""
+        """Why tensors of these roles and shapes, perhaps from an untrusted file, do not fit; None if they do."""
         ...
 
     def start(self, site: Site, generator: torch.Generator) -> Tensor | None:
-        """What a site starts from, so that the graft changes nothing; None: zeros that need not be saved."""
+        """The start values of a site, with which the graft changes nothing; None: zeros that need not be saved."""
         ...
 
     def forward(self, x: Tensor, tensors: Mapping[str, Tensor], activation: Callable[[Tensor], Tensor]) -> Tensor:
-        """What is added to the outputs of rows `x` [lanes, rows, n]; tensors have lanes in front as well.
+        """What is added to the outputs of rows `x` [lanes, rows, n]; the first axis of the tensors is the lane too.
 
-        The answer is [lanes, rows, outputs], or [lanes, 1, outputs] if it is the same for all rows of a lane.
+        Returns [lanes, rows, outputs], or [lanes, 1, outputs] if it is the same for all rows of a lane.
         """
         ...
 
     def backward(
         self, x: Tensor, tensors: Mapping[str, Tensor], above: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """The gradients of `x` and of the tensors by role, from that of the answer; None leaves it to autograd."""
+        """The gradients of `x` and of the tensors by role, from the gradient `above` of the result; None: autograd."""
         ...
 
     def merged(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
-        """The change [outputs, inputs] of the module's matrix with the same effect; None if there is none."""
+        """The change [outputs, inputs] of the module's matrix with the same effect; None if no matrix has it."""
         ...
 
 
@@ -137,4 +143,4 @@ GRAFTS: Registry[Graft] = Registry(
 
 def graft_terms() -> list[str]:
     """The terms of all grafts."""
-    return [term for graft in GRAFTS.values() for term in graft.terms]
+    return list(chain.from_iterable(graft.terms for graft in GRAFTS.values()))

@@ -1,4 +1,4 @@
-"""Injection: the text of --inject on one encoder, and grafts at work on the stock model.
+"""Injection: the grafts that the text of --inject adds to an encoder, and their hooks on the stock model.
 
 b_v + b_m1                     biases for layers that have none
 lora(W_q + W_v, 8)             a low-rank pair beside each of these matrices
@@ -25,12 +25,12 @@ Activation = Callable[[Tensor], Tensor]
 
 
 def target_of(encoder: nn.Module, model_type: str, sites: Anatomy) -> Target:
-    """An encoder as grafts see it; `sites` are those of the base."""
+    """The target of grafts on an encoder; `sites` are those of the base."""
     return Target(encoder, architecture(model_type), sites, lacking_biases(encoder))
 
 
 def lacking_biases(encoder: nn.Module) -> dict[str, Shape]:
-    """Name -> shape of every bias that a linear or norm layer of the encoder could have and has not."""
+    """Name -> shape of every bias that a linear or norm layer of the encoder could have but does not."""
     lacking: dict[str, Shape] = {}
     for path, module in encoder.named_modules():
         outputs = _outputs_without_bias(module)
@@ -40,11 +40,11 @@ def lacking_biases(encoder: nn.Module) -> dict[str, Shape]:
 
 
 def _outputs_without_bias(module: nn.Module) -> int:
-    """How many outputs a linear or norm layer without a bias has; 0 for any other module."""
+    """The number of outputs of a linear or norm layer without a bias; 0 for any other module."""
     parameters = {name: tensor for name, tensor in module._parameters.items() if tensor is not None}
     if isinstance(module, nn.Linear):
         return 0 if "bias" in parameters else module.out_features
-    # Every architecture has an RMSNorm class of its own, so a norm is known by its form: a gamma and an epsilon.
+    # Every architecture defines another RMSNorm class, so a norm is recognised by having a gamma and an epsilon.
     has_epsilon = hasattr(module, "eps") or hasattr(module, "variance_epsilon")
     if not has_epsilon or set(parameters) != {"weight"} or parameters["weight"].dim() != 1:
         return 0
@@ -64,7 +64,7 @@ def grow(target: Target, text: str) -> Anatomy:
         constants += insertion.constants
     names = [site.name for site in sites if site.graft not in (None, "bias")]
     if len(set(names)) < len(names):
-        raise SelectionError(f"--inject {text}: two grafts of one kind at the same place.")
+        raise SelectionError(f"--inject {text}: two grafts of one kind at the same module.")
     return replace(target.anatomy, sites=tuple(sites), constants=tuple(constants))
 
 
@@ -78,8 +78,10 @@ def locate(name: str) -> tuple[Place, str] | None:
 
 
 def by_place(names: Iterable[str]) -> dict[Place, dict[str, str]]:
-    """The grafts that tensors belong to: place -> role -> name. Those that read outputs come last, adapters behind
-    whatever else changes the outputs of their module."""
+    """The grafts that tensors belong to: place -> role -> name.
+
+    In the order of GRAFTS, so that an adapter comes after everything else that changes the outputs of its module.
+    """
     places: dict[Place, dict[str, str]] = {}
     for name in names:
         found = locate(name)
@@ -90,14 +92,15 @@ def by_place(names: Iterable[str]) -> dict[Place, dict[str, str]]:
 
 
 def problem(target: Target, shapes: Mapping[str, Shape]) -> str | None:
-    """Why tensors that the base lacks are no grafts that fit it; None if they are. Judged by names and shapes."""
+    """Why tensors that the base lacks are not grafts that fit it; None if they are. Only names and shapes are used."""
     for name in shapes:
         if locate(name) is None:
             return f"the delta changes {name}, which the base does not have"
     for place, roles in by_place(shapes).items():
-        found = GRAFTS[place.graft].problem(target, place, {role: shapes[name] for role, name in roles.items()})
-        if found:
-            return found
+        by_role = {role: shapes[name] for role, name in roles.items()}
+        reason = GRAFTS[place.graft].problem(target, place, by_role)
+        if reason:
+            return reason
     return None
 
 
@@ -106,12 +109,12 @@ def activation_of(config: Any) -> Activation:
     from transformers.activations import ACT2FN
 
     name = getattr(config, architecture(config.model_type).activation, "gelu")
-    found: Activation = ACT2FN[name]
-    return found
+    activation: Activation = ACT2FN[name]
+    return activation
 
 
 def attach(target: Target, tensors: Mapping[str, Tensor], activation: Activation) -> Callable[[], None]:
-    """Let the modules of an encoder give what they give with these grafts; the answer undoes it."""
+    """Hook grafts onto the modules of an encoder; the returned function removes them."""
     handles = []
     for place, roles in by_place(tensors).items():
         stacked = {role: tensors[name].unsqueeze(0) for role, name in roles.items()}

@@ -1,4 +1,4 @@
-"""The selection language: the text that names a selection, and the start values of its entries.
+"""The selection language: texts that name a selection, start values (--init) and grafts (--inject).
 
 bias - b_q@0-5        terms and groups, layers, + - & and parentheses (& binds tighter)
 re:".*query.*"        whole parameter names
@@ -19,7 +19,7 @@ import numpy as np
 
 from ..errors import SelectionError, suggest
 from .anatomy import TERMS, Anatomy, Site
-from .grafts import GRAFTS, NONE, graft_terms
+from .grafts import GRAFTS, graft_terms, injects
 from .selection import Selection, of_sites
 from .strategies import STRATEGIES, Request
 
@@ -40,14 +40,14 @@ _OPERATORS: Mapping[str, Callable[[Selection, Selection], Selection]] = {
 
 
 def _error(text: str, at: int, what: str, more: str = "") -> SelectionError:
-    """The one line that points at a character of the text, counted from 1."""
+    """An error in one line that points at a character of the text, counted from 1."""
     line = re.sub(r"\s", " ", text)
     return SelectionError(f"{line}: {what} at character {at + 1}.{more}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Scene:
-    """What a parsed text is read against."""
+class _Context:
+    """What a parsed text is evaluated on."""
 
     anatomy: Anatomy
     text: str
@@ -55,7 +55,7 @@ class _Scene:
 
 
 class _Node(Protocol):
-    def select(self, scene: _Scene) -> Selection: ...
+    def select(self, context: _Context) -> Selection: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +63,20 @@ class _Term:
     word: str
     at: int
 
-    def select(self, scene: _Scene) -> Selection:
-        if self.word not in scene.anatomy.terms:
-            offered = f" It offers: {', '.join(scene.anatomy.terms)}."
-            raise _error(scene.text, self.at, f'this model lacks the term "{self.word}"', offered)
-        return of_sites(scene.anatomy, lambda site: site.term == self.word)
+    def select(self, context: _Context) -> Selection:
+        if self.word not in context.anatomy.terms:
+            offered = f" It offers: {', '.join(context.anatomy.terms)}."
+            raise _error(context.text, self.at, f'this model lacks the term "{self.word}"', offered)
+        return of_sites(context.anatomy, lambda site: site.term == self.word)
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
     word: str
 
-    def select(self, scene: _Scene) -> Selection:
+    def select(self, context: _Context) -> Selection:
         belongs = _GROUPS[self.word]
-        return of_sites(scene.anatomy, lambda site: belongs(scene.anatomy, site))
+        return of_sites(context.anatomy, lambda site: belongs(context.anatomy, site))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,12 @@ class _Pattern:
     pattern: re.Pattern[str]
     at: int
 
-    def select(self, scene: _Scene) -> Selection:
-        names = {name for name in scene.anatomy.shapes if self.pattern.fullmatch(name)}
+    def select(self, context: _Context) -> Selection:
+        names = {name for name in context.anatomy.shapes if self.pattern.fullmatch(name)}
         if not names:
-            example = f' A name reads like "{next(iter(scene.anatomy.shapes), "")}".'
-            raise _error(scene.text, self.at, "no whole parameter name matches the pattern", example)
-        return of_sites(scene.anatomy, lambda site: site.name in names)
+            example = f' A name reads like "{next(iter(context.anatomy.shapes), "")}".'
+            raise _error(context.text, self.at, "no whole parameter name matches the pattern", example)
+        return of_sites(context.anatomy, lambda site: site.name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +99,19 @@ class _Layers:
     last: int
     at: int
 
-    def select(self, scene: _Scene) -> Selection:
-        layers = range(scene.anatomy.layers)
+    def select(self, context: _Context) -> Selection:
+        layers = range(context.anatomy.layers)
         # "last4" is kept as -4 .. -1, since only the model knows where it begins.
         first, last = (n + len(layers) if n < 0 else n for n in (self.first, self.last))
         if first not in layers or last not in layers:
-            raise _error(scene.text, self.at, "this model lacks the layers asked for", f" {_extent(len(layers))}")
-        return self.node.select(scene) & of_sites(scene.anatomy, lambda site: site.layer in range(first, last + 1))
+            raise _error(
+                context.text, self.at, "this model lacks the layers asked for", f" {_layers_known(len(layers))}"
+            )
+        wanted = range(first, last + 1)
+        return self.node.select(context) & of_sites(context.anatomy, lambda site: site.layer in wanted)
 
 
-def _extent(layers: int) -> str:
+def _layers_known(layers: int) -> str:
     if layers < 2:
         return "It has 1 layer: 0." if layers else "It has no layers known by name."
     return f"It has {layers} layers: 0 to {layers - 1}."
@@ -121,10 +124,10 @@ class _Chain:
     first: _Node
     rest: tuple[tuple[str, _Node], ...]
 
-    def select(self, scene: _Scene) -> Selection:
-        result = self.first.select(scene)
+    def select(self, context: _Context) -> Selection:
+        result = self.first.select(context)
         for sign, node in self.rest:
-            result = _OPERATORS[sign](result, node.select(scene))
+            result = _OPERATORS[sign](result, node.select(context))
         return result
 
 
@@ -138,37 +141,38 @@ class _Sample:
     at: int
     source: str
 
-    def select(self, scene: _Scene) -> Selection:
-        operand = self.node.select(scene)
-        asked = self._count(operand.count, scene)
-        if asked > operand.count:
-            raise _error(scene.text, self.at, f"cannot take {asked:,} of {operand.count:,} entries")
-        # The ordinal makes two samples of one text differ.
-        rng = np.random.default_rng([scene.seed if self.seed is None else self.seed, self.ordinal])
+    def select(self, context: _Context) -> Selection:
+        operand = self.node.select(context)
+        count = self._count(operand.count, context)
+        if count > operand.count:
+            raise _error(context.text, self.at, f"cannot take {count:,} of {operand.count:,} entries")
+        seed = context.seed if self.seed is None else self.seed
+        rng = np.random.default_rng([seed, self.ordinal])  # the ordinal makes two samples of one text differ
         try:
-            sample = STRATEGIES[self.strategy](Request(scene.anatomy, operand, asked, rng))
+            sample = STRATEGIES[self.strategy](Request(context.anatomy, operand, count, rng))
         except SelectionError as reason:
-            raise _error(scene.text, self.at, str(reason)) from None
-        return Selection(sample.entries, sample.shapes, operand.notes + self._notes(sample, asked), operand.injected)
+            raise _error(context.text, self.at, str(reason)) from None
+        notes = operand.notes + self._notes(sample, count)
+        return Selection(sample.entries, sample.shapes, notes, operand.injected)
 
-    def _count(self, total: int, scene: _Scene) -> int:
-        """How many entries are asked for."""
+    def _count(self, total: int, context: _Context) -> int:
+        """The number of entries to draw."""
         if isinstance(self.amount, str):
-            return _asked(self.amount, total)
-        return self.amount.select(scene).count
+            return _as_count(self.amount, total)
+        return self.amount.select(context).count
 
-    def _notes(self, sample: Selection, asked: int) -> tuple[str, ...]:
-        return tuple(f"{self.source} took {sample.count:,} entries of {asked:,} asked: {note}" for note in sample.notes)
+    def _notes(self, sample: Selection, count: int) -> tuple[str, ...]:
+        return tuple(f"{self.source} took {sample.count:,} entries of {count:,} asked: {note}" for note in sample.notes)
 
 
-def _asked(amount: str, total: int) -> int:
+def _as_count(amount: str, total: int) -> int:
     """An amount as a count, percentages rounded to the nearest entry."""
     if not amount.endswith("%"):
         return int(amount)
     return math.floor(Fraction(amount.rstrip("% ")) * total / 100 + Fraction(1, 2))
 
 
-# ---- the language: form ----------------------------------------------------------------------------------------
+# ---- parsing ---------------------------------------------------------------------------------------------------
 
 _TOKEN = re.compile(
     r"""(?P<word>[A-Za-z_][A-Za-z0-9_]*)
@@ -207,12 +211,13 @@ def _tokens(text: str) -> Iterator[_Token]:
 
 
 def _pattern_end(text: str, at: int) -> int:
-    """Where the pattern that begins here ends: at its quote, or else before a space, `@`, `,` or a closing `)`."""
+    """The end of the pattern that starts here: its closing quote, or else before a space, `@`, `,` or a closing `)`."""
     if text.startswith('"', at):
         if match := _QUOTED.match(text, at):
             return match.end()
         raise _error(text, at, "a quote is opened and never closed")
-    end, depth = at, 0
+    end = at
+    depth = 0
     while end < len(text) and not text[end].isspace() and text[end] != "@":
         if depth <= 0 and text[end] in "),":
             break
@@ -223,7 +228,7 @@ def _pattern_end(text: str, at: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Init:
-    """What the entries of a selection start from: their base values, zero, or a fresh draw."""
+    """The start values of a selection: those of the base, zeros, or a fresh draw."""
 
     kind: str  # "keep", "zero" or "reinit"
     selection: str = "none"
@@ -259,8 +264,8 @@ class _Parser:
         found = f'"{self.token.text}"' if self.token.kind != "end" else "the end"
         return _error(self.text, self.token.at, f"expected {wanted} but found {found}")
 
-    def whole(self) -> _Node:
-        """The whole text as one expression."""
+    def selection(self) -> _Node:
+        """Parse the text as a selection."""
         if self.token.kind == "end":
             raise SelectionError('the selection is empty; write "none" to select nothing.')
         node = self.expression()
@@ -277,11 +282,12 @@ class _Parser:
     def product(self) -> _Node:
         return self.chain(self.operand, "&")
 
-    def chain(self, part: Callable[[], _Node], *signs: str) -> _Node:
-        first, rest = part(), []
+    def chain(self, parse_operand: Callable[[], _Node], *signs: str) -> _Node:
+        first = parse_operand()
+        rest = []
         while self.sees(*signs):
             sign = self.take().text
-            rest.append((sign, part()))
+            rest.append((sign, parse_operand()))
         return _Chain(first, tuple(rest)) if rest else first
 
     def operand(self) -> _Node:
@@ -290,7 +296,7 @@ class _Parser:
         while self.token.kind == "layers":
             if isinstance(node, _Sample) and not parenthesised:
                 hint = f" Write them inside: {node.strategy}(bias@2, 3)."
-                raise _error(self.text, self.token.at, "layers behind a sample", hint)
+                raise _error(self.text, self.token.at, "layers after a sample", hint)
             node = self.layers(node)
         return node
 
@@ -298,12 +304,12 @@ class _Parser:
         token = self.take()
         first, _, last = token.text[1:].strip().partition("-")
         if first.startswith("last"):
-            numbers = -int(first.removeprefix("last")), -1
+            lowest, highest = -int(first.removeprefix("last")), -1
         else:
-            numbers = int(first), int(last or first)
-        if numbers[0] > numbers[1]:
+            lowest, highest = int(first), int(last or first)
+        if lowest > highest:
             raise _error(self.text, token.at, "the layers are empty", " They read like @3, @0-5 or @last4.")
-        return _Layers(node, *numbers, token.at)
+        return _Layers(node, lowest, highest, token.at)
 
     def primary(self) -> _Node:
         if self.token.kind == "word":
@@ -380,13 +386,13 @@ class _Parser:
         return int(self.take().text)
 
     def inits(self) -> tuple[Init, ...]:
-        """The whole text as start values."""
-        found = [self.init()]
+        """Parse the text as start values."""
+        inits = [self.init()]
         while self.sees("+"):
             self.take()
-            found.append(self.init())
+            inits.append(self.init())
         self.finish("+ or the end")
-        return tuple(found)
+        return tuple(inits)
 
     def init(self) -> Init:
         token = self.take()
@@ -401,66 +407,62 @@ class _Parser:
 
 def _unknown(text: str, token: _Token, what: str, known: Sequence[str]) -> SelectionError:
     by_lower_case = {word.lower(): word for word in known}
-    return _error(
-        text, token.at, f'no {what} "{token.text}"', suggest(by_lower_case.get(token.text.lower(), token.text), known)
-    )
+    similar = by_lower_case.get(token.text.lower(), token.text)
+    return _error(text, token.at, f'no {what} "{token.text}"', suggest(similar, known))
 
 
-# ---- what others call ------------------------------------------------------------------------------------------
+# ---- public functions ------------------------------------------------------------------------------------------
 
 
 def select(anatomy: Anatomy, text: str, seed: int = 0) -> Selection:
     """The entries of a model that a text of the selection language names."""
     if seed < 0:
         raise SelectionError(f"the seed of a selection is {seed}; it must not be negative.")
-    return _Parser(text).whole().select(_Scene(anatomy, text, seed))
+    return _Parser(text).selection().select(_Context(anatomy, text, seed))
 
 
 def check(text: str) -> None:
-    """Refuse a text that no model could understand."""
-    _Parser(text).whole()
+    """Raise SelectionError for a text that is not a selection of any model."""
+    _Parser(text).selection()
 
 
 def asks_for_nothing(text: str) -> bool:
-    """Whether a text says `none`, as opposed to naming entries that a model lacks."""
-    return _Parser(text).whole() == _Group("none")
+    """Whether a text is `none`, as opposed to naming entries that a model lacks."""
+    return _Parser(text).selection() == _Group("none")
 
 
 def parse_init(text: str) -> tuple[Init, ...]:
-    """The start values that a text like `zero(b_q) + reinit(W_q)` asks for, in its order."""
+    """The start values in a text like `zero(b_q) + reinit(W_q)`, in order."""
     return _Parser(text).inits()
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A graft that a text asks for, with its arguments as text."""
+    """A graft named in a text, with its arguments as texts."""
 
     word: str
     arguments: tuple[str, ...]
 
 
 def parse_inject(text: str) -> tuple[Call, ...]:
-    """The grafts that a text like `b_v + lora(W_q, 8)` asks for. What is no call selects biases, in one call."""
+    """The grafts in a text like `b_v + lora(W_q, 8)`. Summands that are not calls select biases, in one call."""
     calls: list[Call] = []
-    biases: list[str] = []
+    summands: list[str] = []
     for tokens in _split(list(_tokens(text))[:-1], "+"):
-        called = len(tokens) > 1 and tokens[0].kind == "word" and tokens[1].text == "("
-        if called and tokens[0].text not in STRATEGIES:
+        is_call = len(tokens) > 1 and tokens[0].kind == "word" and tokens[1].text == "("
+        if is_call and tokens[0].text not in STRATEGIES:
             calls.append(_call(text, tokens))
         else:
-            biases.append(_source(text, tokens))
-    selection = " + ".join(biases)
-    if selection.strip() != NONE:
-        if biases:
-            check(selection)
-            calls.insert(0, Call("bias", (selection,)))
-        elif not calls:
-            raise SelectionError('--inject is empty; write "none" to inject nothing.')
+            summands.append(_source(text, tokens))
+    biases = " + ".join(summands)
+    if summands and injects(biases):
+        check(biases)
+        calls.insert(0, Call("bias", (biases,)))
     return tuple(calls)
 
 
 def check_inject(text: str) -> None:
-    """Refuse a text that no encoder could understand."""
+    """Raise SelectionError for a text that names no grafts of any encoder."""
     for call in parse_inject(text):
         GRAFTS[call.word].check(call.arguments)
 
@@ -471,23 +473,27 @@ def _call(text: str, tokens: Sequence[_Token]) -> Call:
         raise _unknown(text, word, "graft", [name for name in GRAFTS if name != "bias"])
     if tokens[-1].text != ")":
         raise _error(text, tokens[-1].at, f"expected a ) that ends {word.text}(")
-    arguments = [_source(text, part) for part in _split(tokens[2:-1], ",")]
+    arguments = [_source(text, argument) for argument in _split(tokens[2:-1], ",")]
     return Call(word.text, tuple(arguments))
 
 
 def _split(tokens: Sequence[_Token], sign: str) -> list[list[_Token]]:
-    """Tokens apart at a sign that stands in no parentheses."""
-    parts: list[list[_Token]] = [[]]
+    """Split tokens at a sign, unless it is inside parentheses."""
+    runs: list[list[_Token]] = [[]]
     depth = 0
     for token in tokens:
         if token.kind == "sign":
             depth += (token.text == "(") - (token.text == ")")
         if depth == 0 and token.kind == "sign" and token.text == sign:
-            parts.append([])
+            runs.append([])
         else:
-            parts[-1].append(token)
-    return parts
+            runs[-1].append(token)
+    return runs
 
 
 def _source(text: str, tokens: Sequence[_Token]) -> str:
-    return text[tokens[0].at : tokens[-1].at + len(tokens[-1].text)] if tokens else ""
+    """The text between the first and the last of these tokens."""
+    if not tokens:
+        return ""
+    last = tokens[-1]
+    return text[tokens[0].at : last.at + len(last.text)]

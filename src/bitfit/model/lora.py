@@ -1,8 +1,8 @@
 """LoRA (Hu et al. 2021): `lora(W_q + W_v, 8)` adds `alpha / r * B A x` to the outputs `W x` of each selected matrix.
 
 `lora(SELECTION, r)` or `lora(SELECTION, r, alpha)`; alpha is 2 r if not given, as in that paper's runs on RoBERTa. A
-starts uniform as in PEFT, B at zero. The scale alpha / r is saved beside the pair, so that a file needs no text to be
-read.
+starts uniform as in PEFT, B at zero. The scale alpha / r is saved beside the pair, so that the text of a file need not
+be parsed.
 """
 
 from __future__ import annotations
@@ -77,9 +77,11 @@ class Lora:
             raise SelectionError(f"the alpha of lora is a number above 0, not {arguments[2]}.")
 
     def locate(self, name: str) -> tuple[Place, str] | None:
-        """Names end in .lora_A, .lora_B and .lora_scale, with _q, _k or _v where these share a matrix."""
+        """Names end in .lora_A, .lora_B and .lora_scale, with _q, _k or _v if these share a matrix."""
         match = _NAME.fullmatch(name)
-        return (Place("lora", match["module"], match["part"] or ""), match["role"]) if match else None
+        if match is None:
+            return None
+        return Place("lora", match["module"], match["part"] or ""), match["role"]
 
     def problem(self, target: Target, place: Place, shapes: Mapping[str, Shape]) -> str | None:
         """A and B must belong to a matrix of a layer and agree in their rank."""
@@ -97,7 +99,7 @@ class Lora:
         return None
 
     def start(self, site: Site, generator: torch.Generator) -> Tensor | None:
-        """B zero; A uniform within 1 / sqrt(inputs), which is what PEFT's Kaiming start comes to."""
+        """B zero; A uniform within 1 / sqrt(inputs), which equals PEFT's Kaiming initialisation."""
         import torch
 
         if site.term.startswith("B_"):
@@ -112,11 +114,11 @@ class Lora:
     def backward(
         self, x: Tensor, tensors: Mapping[str, Tensor], above: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """Written out: autograd costs a small batch a few percent of its step."""
+        """Written by hand: autograd would cost a few percent of the step of a small batch."""
         inner = _scaled(x @ tensors["A"].transpose(1, 2), tensors)
         d_inner = _scaled(above @ tensors["B"], tensors)
-        found = {"A": d_inner.transpose(1, 2) @ x, "B": above.transpose(1, 2) @ inner}
-        return d_inner @ tensors["A"], found
+        gradients = {"A": d_inner.transpose(1, 2) @ x, "B": above.transpose(1, 2) @ inner}
+        return d_inner @ tensors["A"], gradients
 
     def merged(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
         """scale * B A."""

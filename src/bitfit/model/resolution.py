@@ -1,5 +1,8 @@
-"""What the texts of a trial mean on one base. They are resolved here and nowhere else: a random sample is drawn from
-the sites at hand, so that resolving it again on other sites would give another sample."""
+"""Resolution of a trial's texts on one base: sites, selection, start values and frozen layers.
+
+This is the only place where they are resolved: a random sample depends on the sites it is drawn from, so resolving
+it again on other sites would give another sample.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from .anatomy import Anatomy
 from .base import Base
-from .grafts import NONE
+from .grafts import NONE, injects
 from .language import parse_init, select
 from .selection import Selection
 
@@ -52,7 +55,7 @@ def resolve_starts(sites: Anatomy, init: str, seed: int) -> tuple[Start, ...]:
 
 
 def resolve_pool(base: Base, pool: str) -> str:
-    """What `auto` means for this base; an architecture without a head of its own is mean-pooled."""
+    """The pooling that `auto` means for this base; an architecture without a classification head is mean-pooled."""
     if pool == "tokens":
         return pool
     if not base.has_own_head:
@@ -61,8 +64,8 @@ def resolve_pool(base: Base, pool: str) -> str:
 
 
 def selectable(base: Base, pool: str, inject: str = NONE) -> Anatomy:
-    """The sites that can be selected: a pooler that is never called is not among them."""
-    sites = base.anatomy if inject == NONE else base.grown(inject)
+    """The sites that can be selected: all but those of a pooler that is never called."""
+    sites = base.grown(inject) if injects(inject) else base.anatomy
     if pool == "cls":
         return sites
     used = tuple(site for site in sites.sites if site.part != "pooler")

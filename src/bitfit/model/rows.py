@@ -12,7 +12,7 @@ from ..arrays import Array
 
 @dataclass(frozen=True)
 class Known:
-    """What the frozen layers of a model make of rows: the state of each token, or what the head sees of each text."""
+    """The outputs of a model's frozen layers for some rows: per token, or per text what the head reads."""
 
     layers: int
     by_text: bool
@@ -25,7 +25,7 @@ class Rows:
 
     ids: Array
     types: Array
-    starts: Array  # one more than there are rows
+    starts: Array  # where each row starts in `ids`, and the end of the last row
     cut: int = 0  # how many texts were longer than the maximum length
     known: Known | None = None
     own: Mapping[int, Known] = field(default_factory=dict)  # of lanes with values of their own in their frozen layers
@@ -55,29 +55,32 @@ class Rows:
 
     def take(self, chosen: Array) -> Rows:
         """The chosen rows, in this order; of the states only those that all lanes share."""
-        starts, source = np.concatenate([[0], np.cumsum(self.lengths[chosen])]), self.tokens(chosen)
+        starts = np.concatenate([[0], np.cumsum(self.lengths[chosen])])
+        source = self.tokens(chosen)
         known = self.known
         if known is not None:
             known = replace(known, states=known.states[chosen if known.by_text else source])
         return Rows(self.ids[source], self.types[source], starts, known=known)
 
     def tokens(self, chosen: Array) -> Array:
-        """Where the tokens of the chosen rows lie."""
+        """The indices of the tokens of the chosen rows in `ids`."""
         lengths = self.lengths[chosen]
         ends = np.cumsum(lengths)
         source: Array = np.repeat(self.starts[:-1][chosen] - ends + lengths, lengths) + np.arange(lengths.sum())
         return source
 
     def padded(self, pad: int) -> tuple[Array, Array, Array]:
-        """Ids, segment ids and mask side by side, padded to the longest row."""
-        place = np.arange(self.lengths.max(initial=1))
-        mask = place < self.lengths[:, None]
-        ids, types = np.full(mask.shape, pad, np.int64), np.zeros(mask.shape, np.int64)
-        ids[mask], types[mask] = self.ids, self.types
+        """Ids, segment ids and mask of a batch, padded to the longest row."""
+        position = np.arange(self.lengths.max(initial=1))
+        mask = position < self.lengths[:, None]
+        ids = np.full(mask.shape, pad, np.int64)
+        ids[mask] = self.ids
+        types = np.zeros(mask.shape, np.int64)
+        types[mask] = self.types
         return ids, types, mask.astype(np.int64)
 
 
 def by_length(rows: Rows, size: int) -> list[Array]:
-    """All row numbers in batches of like length, longest first, so that little is padded."""
+    """All row numbers in batches of similar length, longest first, so that there is little padding."""
     order = np.argsort(-rows.lengths, kind="stable")
     return [order[i : i + size] for i in range(0, len(order), size)]

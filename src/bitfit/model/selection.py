@@ -1,4 +1,4 @@
-"""A selection: which entries of which tensors train. The value, its set algebra, and its counts by site."""
+"""Selections: the entries of tensors that train, their set algebra, and their counts by site."""
 
 from __future__ import annotations
 
@@ -28,39 +28,40 @@ class Selection:
     def __post_init__(self) -> None:
         if unknown := sorted(self.entries.keys() - self.shapes.keys()):
             raise SelectionError(f'no parameter "{unknown[0]}" in this model.')
-        kept: dict[str, Indices | None] = {}
+        entries: dict[str, Indices | None] = {}
         for name in self.shapes:
             if name not in self.entries or not self.size(name):
                 continue
             indices = _canonical(name, self.entries[name], self.size(name))
             if indices is None or indices.size:
-                kept[name] = indices
-        object.__setattr__(self, "entries", MappingProxyType(kept))
+                entries[name] = indices
+        object.__setattr__(self, "entries", MappingProxyType(entries))
         object.__setattr__(self, "shapes", MappingProxyType(dict(self.shapes)))
 
     def size(self, name: str) -> int:
-        """How many entries a tensor of the model has, selected or not."""
+        """The number of entries of a tensor of the model, selected or not."""
         return math.prod(self.shapes[name])
 
     @property
     def count(self) -> int:
-        """How many entries are selected."""
-        return sum(self.size(name) if indices is None else indices.size for name, indices in self.entries.items())
+        """The number of selected entries."""
+        return sum(self.selected(name) for name in self.entries)
+
+    def selected(self, name: str) -> int:
+        """The number of selected entries of a tensor."""
+        if name not in self.entries:
+            return 0
+        indices = self.entries[name]
+        return self.size(name) if indices is None else int(indices.size)
 
     @property
     def matrix_share(self) -> float:
-        """The selected share of the base's matrices; 1 as soon as one of them is selected whole."""
-        total = selected = 0
-        for name, shape in self.shapes.items():
-            if len(shape) < 2 or name in self.injected:
-                continue
-            total += self.size(name)
-            if name in self.entries:
-                indices = self.entries[name]
-                if indices is None:
-                    return 1.0
-                selected += indices.size
-        return selected / max(1, total)
+        """The selected share of the base's matrices; 1 if one of them is selected as a whole."""
+        matrices = [name for name, shape in self.shapes.items() if len(shape) >= 2 and name not in self.injected]
+        if any(name in self.entries and self.entries[name] is None for name in matrices):
+            return 1.0
+        total = sum(self.size(name) for name in matrices)
+        return sum(self.selected(name) for name in matrices) / max(1, total)
 
     def __bool__(self) -> bool:
         return bool(self.entries)
@@ -71,13 +72,14 @@ class Selection:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Selection):
             return NotImplemented
-        same = self.shapes == other.shapes and self.entries.keys() == other.entries.keys()
-        return same and all(_equal(indices, other.entries[name]) for name, indices in self.entries.items())
+        if self.shapes != other.shapes or self.entries.keys() != other.entries.keys():
+            return False
+        return all(_equal(indices, other.entries[name]) for name, indices in self.entries.items())
 
     def __add__(self, other: Selection) -> Selection:
         merged = dict(self.entries)
-        for name, theirs in other.entries.items():
-            merged[name] = _union(merged[name], theirs) if name in merged else theirs
+        for name, indices in other.entries.items():
+            merged[name] = _union(merged[name], indices) if name in merged else indices
         return self._with(other, merged)
 
     def __and__(self, other: Selection) -> Selection:
@@ -89,9 +91,9 @@ class Selection:
 
     def __sub__(self, other: Selection) -> Selection:
         rest = dict(self.entries)
-        for name, theirs in other.entries.items():
+        for name, indices in other.entries.items():
             if name in rest:
-                rest[name] = _without(rest[name], theirs, self.size(name))
+                rest[name] = _without(rest[name], indices, self.size(name))
         return self._with(other, rest)
 
     def _with(self, other: Selection, entries: Mapping[str, Indices | None]) -> Selection:
@@ -102,7 +104,7 @@ class Selection:
 
 
 def _canonical(name: str, indices: Indices | None, size: int) -> Indices | None:
-    """A sorted, unique, read-only copy of the indices, or None where they are the whole tensor."""
+    """A sorted, unique, read-only copy of the indices, or None if they are the whole tensor."""
     if indices is None:
         return None
     copied = np.array(indices, dtype=np.int64)
@@ -115,7 +117,9 @@ def _canonical(name: str, indices: Indices | None, size: int) -> Indices | None:
 
 
 def _equal(a: Indices | None, b: Indices | None) -> bool:
-    return a is b if a is None or b is None else np.array_equal(a, b)
+    if a is None or b is None:
+        return a is b
+    return np.array_equal(a, b)
 
 
 def _union(a: Indices | None, b: Indices | None) -> Indices | None:
@@ -123,8 +127,10 @@ def _union(a: Indices | None, b: Indices | None) -> Indices | None:
 
 
 def _common(a: Indices | None, b: Indices | None) -> Indices | None:
-    if a is None or b is None:
-        return b if a is None else a
+    if a is None:
+        return b
+    if b is None:
+        return a
     return np.intersect1d(a, b, assume_unique=True)
 
 
@@ -139,7 +145,7 @@ def _without(a: Indices | None, b: Indices | None, size: int) -> Indices:
 
 
 def count_by_term(anatomy: Anatomy, selection: Selection) -> dict[str, int]:
-    """How many entries of each term the model offers are selected, in the papers' order."""
+    """The number of selected entries of each term of the model, in the papers' order."""
     if anatomy.shapes != selection.shapes:
         raise SelectionError("this selection belongs to another model: its parameters differ.")
     counts = dict.fromkeys(anatomy.terms, 0)
@@ -149,7 +155,7 @@ def count_by_term(anatomy: Anatomy, selection: Selection) -> dict[str, int]:
 
 
 def overlap(site: Site, selection: Selection) -> int:
-    """How many entries of a site are selected."""
+    """The number of selected entries of a site."""
     if site.name not in selection:
         return 0
     indices = selection.entries[site.name]
@@ -158,8 +164,8 @@ def overlap(site: Site, selection: Selection) -> int:
     if site.whole:
         return indices.size
     span = site.span(site.axis)
-    along = indices // math.prod(site.shape[site.axis + 1 :]) % site.shape[site.axis]
-    return int(np.count_nonzero((along >= span.start) & (along < span.stop)))
+    position = np.unravel_index(indices, site.shape)[site.axis]
+    return int(np.count_nonzero((position >= span.start) & (position < span.stop)))
 
 
 def of_sites(anatomy: Anatomy, wanted: Callable[[Site], bool]) -> Selection:
@@ -172,7 +178,8 @@ def of_sites(anatomy: Anatomy, wanted: Callable[[Site], bool]) -> Selection:
 
 
 def _joined(sites: list[Site]) -> Indices | None:
-    # Sites of a tensor are disjoint, so equal sizes mean equal sets and nothing needs to be materialised.
+    """The flat indices of all sites of one tensor; None if they are the whole tensor."""
+    # Sites are disjoint, so they cover the tensor if their sizes add up to its size.
     if sum(site.size for site in sites) == math.prod(sites[0].shape):
         return None
     return np.concatenate([_flat(site) for site in sites])

@@ -1,7 +1,7 @@
 """Strategies: how a sample such as `random(all, 0.1%)` picks its entries.
 
-A strategy is one function from a request to a selection. It sees names and shapes, a seeded random generator and, if
-it asks for them, the values of the base. A package adds one with an entry point of the group "bitfit.strategies".
+A strategy is a function from a request to a selection. It gets names and shapes, a seeded random generator and, if it
+asks for them, the values of the base. A package adds one with an entry point of the group "bitfit.strategies".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .selection import Indices, Selection, overlap
 
 @dataclass(frozen=True)
 class Request:
-    """What a strategy is asked for: `count` of the entries in `operand`."""
+    """The request to a strategy: pick `count` of the entries in `operand`."""
 
     anatomy: Anatomy
     operand: Selection
@@ -29,14 +29,14 @@ class Request:
 
     def values(self, name: str) -> Array:
         """The base's values of a tensor, flat; SelectionError if only the configuration of the base is known."""
-        if name in self.anatomy.injected:  # it starts from zero or at random: the base says nothing of it
+        if name in self.anatomy.injected:  # the base has no values of it
             return np.zeros(self.operand.size(name), np.float32)
         if self.anatomy.values is None:
             raise SelectionError("this strategy needs the base's weights, and only a configuration is given")
         return self.anatomy.values(name).reshape(-1)
 
     def selection(self, entries: dict[str, Indices], *notes: str) -> Selection:
-        """A selection of these entries of the model; a note says what the user should know of the sample."""
+        """A selection of these entries of the model, with notes for the user."""
         return Selection(entries, self.anatomy.shapes, notes)
 
 
@@ -57,10 +57,10 @@ def random(request: Request) -> Selection:
     """A uniform sample of the operand's entries, without replacement."""
     if not request.count:
         return request.selection({})
-    # Sorted by name, so that the same seed draws the same entries whatever order a model lists its parameters in.
+    # Sorted by name, so that the sample does not depend on the order of the model's parameters.
     operand = request.operand
     names = sorted(operand.entries)
-    ends = np.cumsum([_count(operand, name) for name in names])
+    ends = np.cumsum([operand.selected(name) for name in names])
     drawn = np.sort(request.rng.choice(operand.count, request.count, replace=False, shuffle=False))
     chosen = {}
     for name, positions in zip(names, _per_run(drawn, ends), strict=True):
@@ -73,16 +73,18 @@ def each(request: Request) -> Selection:
     """A uniform sample within every tensor of the operand, each with its share of the entries."""
     operand = request.operand
     names = sorted(operand.entries)
+    sizes = [operand.selected(name) for name in names]
+    counts = _shares(sizes, request.count)
     chosen = {}
-    for name, count in zip(names, _shares([_count(operand, name) for name in names], request.count), strict=True):
+    for name, size, count in zip(names, sizes, counts, strict=True):
         indices = operand.entries[name]
-        drawn = np.sort(request.rng.choice(_count(operand, name), count, replace=False, shuffle=False))
+        drawn = np.sort(request.rng.choice(size, count, replace=False, shuffle=False))
         chosen[name] = drawn if indices is None else indices[drawn]
     return request.selection(chosen)
 
 
 def _shares(sizes: list[int], count: int) -> list[int]:
-    """The count divided in proportion to the sizes; what rounding leaves goes to the largest remainders."""
+    """The count divided in proportion to the sizes; the rest after rounding goes to the largest remainders."""
     exact = [size * count / max(1, sum(sizes)) for size in sizes]
     shares = [int(value) for value in exact]
     by_remainder = sorted(range(len(sizes)), key=lambda n: shares[n] - exact[n])
@@ -95,29 +97,27 @@ def magnitude(request: Request) -> Selection:
     """The entries of the operand with the largest absolute values in the base; of equal ones, the first by name."""
     if not request.count:
         return request.selection({})
-    operand = request.operand
-    names = sorted(operand.entries)
-    # An entry of the sample is among the `count` largest of its own tensor: the others need not be compared at all.
+    names = sorted(request.operand.entries)
+    # An entry of the sample is among the `count` largest of its tensor: only those are compared.
     candidates = [_largest_in(request, name) for name in names]
-    sizes = np.concatenate([size for _, size in candidates])
+    values = np.concatenate([tensor_values for _, tensor_values in candidates])
     ends = np.cumsum([len(indices) for indices, _ in candidates])
+    positions = _per_run(_largest(values, request.count), ends)
     chosen = {}
-    for name, (indices, _), positions in zip(
-        names, candidates, _per_run(_largest(sizes, request.count), ends), strict=True
-    ):
-        chosen[name] = indices[positions]
+    for name, (indices, _), in_tensor in zip(names, candidates, positions, strict=True):
+        chosen[name] = indices[in_tensor]
     return request.selection(chosen)
 
 
 def _largest_in(request: Request, name: str) -> tuple[Indices, Array]:
-    """The selected entries of one tensor that may belong to the sample: their indices and absolute values."""
+    """The entries of one tensor that may belong to the sample: their indices and absolute values."""
     indices = request.operand.entries[name]
     values = np.abs(request.values(name))
     if indices is None:
         indices = np.arange(values.size)
     values = values[indices]
-    kept = _largest(values, min(request.count, values.size))
-    return indices[kept], values[kept]
+    largest = _largest(values, min(request.count, values.size))
+    return indices[largest], values[largest]
 
 
 def _largest(values: Array, count: int) -> Indices:
@@ -128,13 +128,8 @@ def _largest(values: Array, count: int) -> Indices:
     return np.sort(np.concatenate([above, ties]))
 
 
-def _count(selection: Selection, name: str) -> int:
-    indices = selection.entries[name]
-    return selection.size(name) if indices is None else indices.size
-
-
 def _per_run(positions: Indices, ends: Indices) -> list[Indices]:
-    """Sorted positions on a line of consecutive runs, split into the positions within each run."""
+    """Sorted positions in consecutive runs that end at `ends`, split into the positions within each run."""
     runs = np.split(positions, np.searchsorted(positions, ends[:-1]))
     return [run - start for run, start in zip(runs, [0, *ends[:-1]], strict=True)]
 
@@ -166,23 +161,24 @@ class _Units:
 
 
 def rowcol(request: Request) -> Selection:
-    """Whole rows or columns of the operand's matrices, until no further one fits into the count."""
+    """Entire rows or columns of the operand's matrices, until no further one fits into the count."""
     matrices = [site for site in request.anatomy.sites if _is_matrix_of(site, request.operand)]
     if not matrices:
         raise SelectionError("no whole matrix to take rows or columns of")
     matrices.sort(key=lambda site: (site.name, site.start))
-    # One orientation per matrix: a row and a column of the same matrix would share an entry.
-    coins = request.rng.integers(2, size=len(matrices))
-    kinds = [_Units(site, bool(coin)) for site, coin in zip(matrices, coins, strict=True)]
-    numbers = [units.number for units in kinds]
-    lengths = np.repeat([units.length for units in kinds], numbers)
+    # Either rows or columns of a matrix, at random: a row and a column of the same matrix would share an entry.
+    by_row = request.rng.integers(2, size=len(matrices))
+    candidates = [_Units(site, bool(flag)) for site, flag in zip(matrices, by_row, strict=True)]
+    numbers = [units.number for units in candidates]
+    lengths = np.repeat([units.length for units in candidates], numbers)
     order = request.rng.permutation(lengths.size)
     taken = np.sort(order[_fitting(lengths[order], request.count)])
     if not taken.size:
         raise SelectionError(
             f"{request.count:,} entries are less than the smallest row or column drawn, of {lengths.min():,},"
         )
-    return _of_units(request, list(zip(kinds, _per_run(taken, np.cumsum(numbers)), strict=True)))
+    by_matrix = _per_run(taken, np.cumsum(numbers))
+    return _of_units(request, list(zip(candidates, by_matrix, strict=True)))
 
 
 def _is_matrix_of(site: Site, operand: Selection) -> bool:
@@ -190,7 +186,7 @@ def _is_matrix_of(site: Site, operand: Selection) -> bool:
 
 
 def _fitting(lengths: Indices, room: int) -> list[int]:
-    """The positions taken when each length that still fits is taken in turn."""
+    """The positions of the lengths that are taken if each that still fits is taken in turn."""
     taken = []
     smallest = int(lengths.min())
     for position, length in enumerate(lengths.tolist()):
@@ -204,12 +200,13 @@ def _fitting(lengths: Indices, room: int) -> list[int]:
 
 def _of_units(request: Request, chosen: list[tuple[_Units, Indices]]) -> Selection:
     flat: dict[str, list[Indices]] = {}
-    rows = columns = 0
-    for units, which in chosen:
-        flat.setdefault(units.site.name, []).append(units.flat(which))
+    rows = 0
+    columns = 0
+    for units, numbers in chosen:
+        flat.setdefault(units.site.name, []).append(units.flat(numbers))
         if units.by_row:
-            rows += which.size
+            rows += numbers.size
         else:
-            columns += which.size
+            columns += numbers.size
     entries = {name: np.concatenate(indices) for name, indices in flat.items()}
     return request.selection(entries, f"{rows:,} rows and {columns:,} columns")

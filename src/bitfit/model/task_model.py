@@ -1,4 +1,4 @@
-"""A base with the head of a task on it: encoded rows in, one row of outputs per text, or per token."""
+"""A base with the head of a task: token rows in, one row of logits per text or per token out."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from .injection import activation_of, attach
 from .resolution import resolve_pool, selectable
 from .rows import Rows
 
-Place = tuple[nn.Module, str]
+Owner = tuple[nn.Module, str]
+"""A module that holds a parameter, and the name of the parameter in it."""
 
 
 class Head(nn.Module):
-    """One linear layer on what it is given: the mean of a text's hidden states, or the state of every token."""
+    """One linear layer on the mean of a text's hidden states, or on the state of every token."""
 
     def __init__(self, width: int, outputs: int, dropout: float) -> None:
         super().__init__()
@@ -35,8 +36,8 @@ class Head(nn.Module):
         return self.classifier(self.dropout(states))  # type: ignore[no-any-return]
 
 
-class _Given(nn.Module):
-    """Stands in for an encoder whose first hidden states are known already."""
+class _KnownEncoder(nn.Module):
+    """Replaces the encoder when the hidden states of the first tokens are known already."""
 
     def __init__(self, first: Tensor, pooler: nn.Module | None) -> None:
         super().__init__()
@@ -49,10 +50,10 @@ class _Given(nn.Module):
 
 
 class Model(nn.Module):
-    """Encoder and head of one task. Its head has no values of its own: a lane of the bank brings them.
+    """Encoder and head of one task. The head's parameters are empty: the lanes of a bank provide their values.
 
-    `pool` is what the head sees: each text's mean state ("mean"), what the architecture's own head takes ("cls"), or
-    the state of every token ("tokens"): then there is one row of outputs per token, the texts end to end.
+    `pool` is what the head reads: each text's mean state ("mean"), what the head of the architecture reads ("cls"), or
+    the state of every token ("tokens"); then there is one row of logits per token, text after text.
     """
 
     def __init__(self, base: Base, outputs: int, pool: str = "auto", inject: str = NONE) -> None:
@@ -72,34 +73,40 @@ class Model(nn.Module):
             outside = {n: m for n, m in self.whole.named_modules() if n != prefix and not n.startswith(prefix + ".")}
         self.encoder = base.encoder
         self.activation = activation_of(base.config)
-        with base.lock:  # while no other thread has tensors of a lane standing there
-            self.places = _places(dict(base.encoder.named_modules()))
-            self.places |= {HEAD + name: places for name, places in _places(outside).items()}
-            self._originals = {name: found[0][0]._parameters[found[0][1]] for name, found in self.places.items()}
-        self.eval()  # a new module is in training mode, and a head evaluated before its first step would drop out
+        with base.lock:  # so that no other thread has replaced parameters by the tensors of a lane
+            self.owners = _owners(dict(base.encoder.named_modules()))
+            for name, owners in _owners(outside).items():
+                self.owners[HEAD + name] = owners
+            self._originals = {}
+            for name, owners in self.owners.items():
+                module, attribute = owners[0]
+                self._originals[name] = module._parameters[attribute]
+        self.eval()  # a new module is in training mode, in which a head applies dropout
 
     def forward(self, rows: Rows) -> Tensor:
         """The outputs of token rows: the stock model on a padded batch."""
         batch = self._batch(rows)
         if self.pool == "cls":
             return self.whole(**batch).logits  # type: ignore[no-any-return]
-        hidden, mask = self.encoder(**batch).last_hidden_state, batch["attention_mask"]
-        return self.whole(hidden[mask.bool()] if self.pool == "tokens" else _means(hidden, mask))  # type: ignore[no-any-return]
+        hidden = self.encoder(**batch).last_hidden_state
+        mask = batch["attention_mask"]
+        states = hidden[mask.bool()] if self.pool == "tokens" else _means(hidden, mask)
+        return self.whole(states)  # type: ignore[no-any-return]
 
     def output_places(self, rows: Rows, chosen: Array) -> Array:
-        """Where the outputs of the chosen rows lie among those of all: a place per text, or one per token."""
+        """The indices of the chosen rows' outputs among the outputs of all rows: one per text, or one per token."""
         return rows.tokens(chosen) if self.pool == "tokens" else chosen
 
     def output_count(self, rows: Rows) -> int:
-        """How many rows of outputs there are for these token rows."""
+        """The number of outputs for these token rows: one per text, or one per token."""
         return len(rows.ids) if self.pool == "tokens" else len(rows)
 
     def classify(self, states: Tensor) -> Tensor:
-        """The head alone, on the states it sees; if it is the architecture's own, on each text's first."""
+        """The head alone, on the states it reads; for the head of an architecture, the states of the first tokens."""
         if isinstance(self.whole, Head):
             return self.whole(states)  # type: ignore[no-any-return]
         prefix = str(self.whole.base_model_prefix)
-        self.whole._modules[prefix] = _Given(states, getattr(self.encoder, "pooler", None))
+        self.whole._modules[prefix] = _KnownEncoder(states, getattr(self.encoder, "pooler", None))
         try:
             return self.whole(None).logits  # type: ignore[no-any-return]
         finally:
@@ -107,19 +114,16 @@ class Model(nn.Module):
 
     @contextmanager
     def swapped(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Put tensors in the places of parameters and grafts beside their modules, by name, for a while.
-
-        Afterwards all is as it was. One thread at a time.
-        """
+        """Replace parameters by tensors and attach grafts, by name, while the block runs. One thread at a time."""
         originals: list[tuple[nn.Module, str, nn.Parameter | None]] = []
-        grafted = {name: tensor for name, tensor in tensors.items() if name not in self.places}
+        grafted = {name: tensor for name, tensor in tensors.items() if name not in self.owners}
         with self.base.lock:
             detach = attach(self.base.target, grafted, self.activation) if grafted else None
             try:
                 for name, tensor in tensors.items():
                     if name in grafted:
                         continue
-                    for module, attribute in self.places[name]:
+                    for module, attribute in self.owners[name]:
                         originals.append((module, attribute, module._parameters[attribute]))
                         module._parameters[attribute] = tensor  # type: ignore[assignment]
                 yield
@@ -144,14 +148,16 @@ class Model(nn.Module):
 
     @property
     def head(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every parameter of the head, with what the checkpoint lacks of the encoder."""
-        unused = None if self.pool == "cls" else "pooler."
-        lacking = [name for name in self.base.missing if not (unused and name.startswith(unused))]
-        names = [name for name in self.places if name.startswith(HEAD)] + sorted(lacking)
+        """Name -> shape of every parameter of the head, and of the encoder's parameters that the checkpoint lacks."""
+        names = [name for name in self.owners if name.startswith(HEAD)]
+        for name in sorted(self.base.missing):
+            unused = self.pool != "cls" and name.startswith("pooler.")
+            if not unused:
+                names.append(name)
         return {name: tuple(self.original(name).shape) for name in names}
 
     def original(self, name: str) -> Tensor:
-        """The base's own parameter (of the head: its empty placeholder); zeros for a graft's."""
+        """The parameter of the base (of the head: its empty placeholder); zeros for a tensor of a graft."""
         if name in self._originals:
             parameter = self._originals[name]
             assert parameter is not None
@@ -160,11 +166,13 @@ class Model(nn.Module):
         return torch.zeros(shape, device=next(self.encoder.parameters()).device)
 
     def graft_starts(self, seed: int) -> dict[str, Tensor]:
-        """Seeded start values of the grafts' tensors that are saved whole, and their constants."""
+        """Seeded start values of the grafts' tensors; without tensors that start at zero and are saved by entry."""
         generator = torch.Generator().manual_seed(seed + 2)
         starts: dict[str, Tensor] = {}
         for site in self.anatomy.sites:
-            start = None if site.graft is None else GRAFTS[site.graft].start(site, generator)
+            if site.graft is None:
+                continue
+            start = GRAFTS[site.graft].start(site, generator)
             if start is not None:
                 starts[site.name] = start
         return starts
@@ -198,13 +206,15 @@ def _dropout(config: Any) -> float:
     return 0.0
 
 
-def _places(modules: dict[str, nn.Module]) -> dict[str, list[Place]]:
-    # A tensor that two modules share is one parameter with two places, under its first name.
-    first: dict[int, str] = {}
-    places: dict[str, list[Place]] = {}
+def _owners(modules: dict[str, nn.Module]) -> dict[str, list[Owner]]:
+    """The owners of every parameter. A parameter that two modules share has two owners, under its first name."""
+    first_names: dict[int, str] = {}
+    owners: dict[str, list[Owner]] = {}
     for path, module in modules.items():
         for attribute, parameter in module._parameters.items():
-            if parameter is not None:
-                name = first.setdefault(id(parameter), f"{path}.{attribute}" if path else attribute)
-                places.setdefault(name, []).append((module, attribute))
-    return places
+            if parameter is None:
+                continue
+            name = f"{path}.{attribute}" if path else attribute
+            first_name = first_names.setdefault(id(parameter), name)
+            owners.setdefault(first_name, []).append((module, attribute))
+    return owners
