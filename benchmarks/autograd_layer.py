@@ -33,7 +33,7 @@ from bitfit.bank.packed import _by_lane, norm
 
 def linear(x: Tensor, part: Linear) -> Tensor:
     """Linear layers side by side, without additions."""
-    assert not part.additions and not part.behind
+    assert not part.additions and not part.output_additions
     if len(part.matrices) > 1 and all(isinstance(m, Tensor) for m in part.matrices):
         bias = torch.cat(list(part.biases), -1)
         product = F.linear(x, torch.cat([m for m in part.matrices if isinstance(m, Tensor)]))
@@ -78,12 +78,12 @@ def call(layer: Layer, x: Tensor) -> Tensor:
     if layer.queries is not None:
         residual = x.index_select(0, layout.first)
         queries = linear(residual, layer.queries).index_select(0, layout.order)
-    places = linear(x, layer.qkv).view(-1, width // layer.attention.heads).index_select(0, layer.places.take)
+    places = linear(x, layer.qkv).view(-1, width // layer.attention.heads).index_select(0, layer.qkv_heads.take)
     mixed = attend(layer.attention, places, queries)
     if layer.queries is not None:
         mixed = mixed.view(-1, width).index_select(0, layout.rank)
     else:
-        mixed = mixed.index_select(0, layer.single.give).view(-1, width)
+        mixed = mixed.index_select(0, layer.single_heads.give).view(-1, width)
     middle = norm(residual + drop(linear(mixed, layer.m1), layer.keys[0], layer.p), layer.LN1)
     inner = layer.activation(linear(middle, layer.m2))
     return norm(middle + drop(linear(inner, layer.m3), layer.keys[1], layer.p), layer.LN2)

@@ -111,7 +111,7 @@ class TestEveryArchitecture:
         self, model_type: str, pool: str, streams: dict[int, int] | None
     ) -> None:
         model = Model(tiny_base(model_type), 3, pool)
-        before = {name: model.original(name).clone() for name in model.places if name not in model.head}
+        before = {name: model.original(name).clone() for name in model.owners if name not in model.head}
         bank = Bank(model, unequal_lanes(model))
         batch = {k: rows(k) for k in range(3)}
         outputs = [bank.logits(batch, streams) for _ in range(2)]

@@ -9,7 +9,7 @@ import torch
 from bitfit.bank import row_sharing as sharing
 from bitfit.bank.bank import Bank
 from bitfit.bank.lanes import lane_to_train
-from bitfit.bank.row_sharing import Places
+from bitfit.bank.row_sharing import RowAssignment
 from bitfit.model.architectures import architecture
 from bitfit.model.language import select
 from bitfit.model.task_model import Model
@@ -54,7 +54,7 @@ def test_shared_rows_equal_padded_ones(bases, architecture, pool, pair, monkeypa
 
 def test_every_text_has_its_places_and_no_row_is_longer_than_the_longest():
     lengths = np.array([3, 9, 1, 4, 9, 5, 2])
-    places = Places.of(lengths)
+    places = RowAssignment.of(lengths)
     assert places.rows == 4 and places.text.shape == (4, 9)
     assert np.bincount(places.text[places.text >= 0]).tolist() == lengths.tolist()
     back = places.back.reshape(len(lengths), 9)

@@ -1,11 +1,11 @@
-"""The bank: K deltas on one frozen base, each row of a batch computed under the delta it names.
+"""The bank: K deltas (lanes) on one frozen base, each row of a batch computed under its lane.
 
-The stock path works for every transformers model. A lane's rows pass through the stock model with the lane's values
-in the places of the base's: a whole tensor as it is, chosen entries written over a copy. So a lane is the stock model
-to the bit, rows of different lanes share no sum, and the base's weights exist once. For the BERT family `packed`
-computes the same numbers from the same buffers, faster.
+The stock path works for every transformers model. A lane's rows pass through the stock model while the lane's tensors
+replace the base's: whole tensors directly, single entries by a copy of the tensor. So a lane equals the stock model
+bit for bit, rows of different lanes share no sum, and the base's weights exist once. For the BERT family `packed`
+computes the same outputs from the same buffers, faster.
 
-Values and gradients are lane-major [K, P]: row k is lane k, trained entries first, then what only differs from the
+Values and gradients are lane-major [K, P]: row k is lane k, trained entries first, then constants that differ from the
 base (a frozen random head, re-initialised entries).
 """
 
@@ -15,6 +15,7 @@ import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,14 +30,14 @@ from ..model.grafts import Place
 from ..model.injection import by_place
 from ..model.rows import Known, Rows
 from ..model.task_model import Model
-from .additions import GraftGroup, alike
+from .additions import GraftGroup, by_tokens
 from .dropout import Keyed
-from .lanes import Lane, Slot, VectorLayout, settled
+from .lanes import Lane, Slot, VectorLayout, without_values
 from .packed import LaneTensors, Packed
 from .row_sharing import sharing_rows
 from .sparse import Patch
 
-# Lanes share a pass to share its overhead: per token a step gets cheaper up to about 2,000 tokens and dearer again
+# Lanes share a pass to share its overhead. The cost of a step per token falls up to about 2,000 tokens and rises again
 # beyond (LOG.md has the sweep).
 PASS_TOKENS = 2000
 
@@ -51,10 +52,10 @@ class Members(NamedTuple):
 
 
 class Bank:
-    """A base wearing K lanes. Each lane's rows see the base under that lane alone; the base stays untouched.
+    """K lanes on one base. Each lane's rows are computed with the tensors of that lane alone; the base never changes.
 
-    `models` is the model of all lanes or of each: lanes may differ in their heads. What a call costs depends on the
-    lanes it names, not on how many there are.
+    `models` is the model of all lanes, or one model per lane: lanes may differ in their heads. The cost of a call
+    depends on the lanes in it, not on the number of lanes in the bank.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Bank:
         self.gradients = torch.zeros(len(lanes), max(lane.trained for lane in lanes), device=device)
         for k, lane in enumerate(lanes):
             self.values[k, : lane.start.numel()] = lane.start.to(device)
-        self.lanes = settled(lanes, device)
+        self.lanes = without_values(lanes, device)
         self._leaves: dict[tuple[int, int], Tensor] = {}
         self._anchor = torch.zeros(0, requires_grad=True)
         self._packed = packed or (Packed(self.model) if Packed.supports(self.model) else None)
@@ -83,13 +84,13 @@ class Bank:
         self._layouts = [known.setdefault(layout, layout) for layout in layouts]  # equal layouts are one object
         self._grafts = _graft_layouts(self.lanes, self.model)
         if any(layout is None for layout in self._grafts):
-            self._packed = None  # entries of a graft, or a graft at a place that the packed path does not compute
+            self._packed = None  # it does not compute single entries of a graft
         elif self._packed is not None:
             names = set[str]().union(*(self._graft_names(k) for k in range(len(lanes))))
             if not self._packed.takes_grafts(names):
                 self._packed = None
         self._patches: dict[int, dict[str, list[Patch]]] = {}
-        # The layers below all that any lane wears: the same in every epoch, if dropout leaves them alone.
+        # The layers below everything that any lane changes: without dropout their outputs are the same in every epoch.
         self.frozen = 0
         if self._packed is not None and not prefix_dropout:
             self.frozen = self.model.anatomy.layers_below({slot.name for lane in lanes for slot in lane.slots})
@@ -110,7 +111,7 @@ class Bank:
         return torch.cat(places).to(self.values.device)
 
     def logits(self, rows: Mapping[int, Rows], streams: Mapping[int, int] | None = None) -> dict[int, Tensor]:
-        """The outputs of each lane's rows, under that lane; with `streams`, dropout is on and seeded per lane."""
+        """The logits of each lane's rows; with `streams`, dropout is on and seeded per lane."""
         if self._packed is None:
             return self.stock_logits(rows, streams)
         out: dict[int, Tensor] = {}
@@ -162,40 +163,43 @@ class Bank:
         return Known(layers, by_text, states)
 
     def stock_logits(self, rows: Mapping[int, Rows], streams: Mapping[int, int] | None = None) -> dict[int, Tensor]:
-        """The same outputs by the stock model, lane by lane on padded batches: for every architecture."""
+        """The same logits by the stock model, lane by lane on padded batches: for every architecture."""
         out = {}
-        for k, own in rows.items():
+        for k, lane_rows in rows.items():
             stream = None if streams is None else streams[k]
             model = self.models[k]
-            worn, shared = model.swapped(self._effective(k)), sharing_rows(model.encoder, own.lengths)
-            with _training(model, streams is not None), self._dropout(stream), worn, shared:
-                out[k] = model(own)
+            swapped = model.swapped(self._effective(k))
+            shared_rows = sharing_rows(model.encoder, lane_rows.lengths)
+            with _training(model, streams is not None), self._dropout(stream), swapped, shared_rows:
+                out[k] = model(lane_rows)
         return out
 
     def trained(self, k: int) -> Tensor:
-        """Lane k's trained values as one flat view, with its gradient attached: what an optimiser takes."""
+        """Lane k's trained values as one flat view, with its gradient attached, for an optimiser."""
         flat = self.values[k, : self.lanes[k].trained].detach().requires_grad_()
         flat.grad = self.gradients[k, : self.lanes[k].trained]
         return flat
 
     def tensors(self, k: int) -> Tensors:
-        """Lane k as a delta names it: parameter -> values, or its indices and values."""
-        named: dict[str, list[tuple[Array | None, Array]]] = {}
+        """Lane k's tensors as in a delta: parameter -> values, or its indices and values."""
+        by_name: dict[str, list[tuple[Array | None, Array]]] = {}
         for slot in self.lanes[k].slots:
             values = self.values[k, slot.offset : slot.offset + slot.size].cpu().numpy()
-            index = None if slot.index is None else slot.index.cpu().numpy()
-            named.setdefault(slot.name, []).append((index, values if index is not None else values.reshape(slot.shape)))
+            if slot.index is None:
+                by_name.setdefault(slot.name, []).append((None, values.reshape(slot.shape)))
+            else:
+                by_name.setdefault(slot.name, []).append((slot.index.cpu().numpy(), values))
         shapes = {slot.name: slot.shape for slot in self.lanes[k].slots}
-        table: Tensors = {}
-        for name, parts in named.items():
-            arrays = _named_arrays(name, parts)
-            # A file tells the shape of a graft's tensor only if it holds the tensor whole.
+        tensors: Tensors = {}
+        for name, slots in by_name.items():
+            arrays = _named_arrays(name, slots)
+            # A file shows the shape of a graft's tensor only if it holds the whole tensor.
             if name not in self.model.base.parameters and len(arrays) == 2:
                 values = arrays[name + VALUE]
                 if values.size == math.prod(shapes[name]):
                     arrays = {name: values.reshape(shapes[name])}
-            table.update(arrays)
-        return table
+            tensors.update(arrays)
+        return tensors
 
     def _dropout(self, stream: int | None) -> AbstractContextManager[object]:
         if stream is None:
@@ -206,25 +210,28 @@ class Bank:
         return nullcontext()
 
     def _lane_tensors(self, k: int, stacks: Mapping[str, Tensor]) -> LaneTensors:
+        """Lane k's tensors that are neither stacked with other lanes' nor tensors of grafts, and its patches."""
         patches = self._patches_of(k)
-        elsewhere = {*stacks, *patches, *self._graft_names(k)}
-        return LaneTensors(self._effective(k, elsewhere), patches)
+        excluded = {*stacks, *patches, *self._graft_names(k)}
+        return LaneTensors(self._effective(k, excluded), patches)
 
     def _graft_names(self, k: int) -> set[str]:
         """The names of the tensors of lane k's grafts."""
-        return {slot.name for place in self._grafts[k] or () for slot in place.slots}
+        grafts = self._grafts[k] or ()
+        return {slot.name for slot in chain.from_iterable(graft.slots for graft in grafts)}
 
     def _patches_of(self, k: int) -> dict[str, list[Patch]]:
-        """Lane k's matrices of which it has so few entries that the packed path adds them one by one."""
+        """Lane k's patches: matrices of which it has so few entries that the packed path computes with the entries."""
         slots = self.lanes[k].slots
         if self._packed is None or all(slot.index is None for slot in slots):
             return {}
         if k in self._patches:
             return self._patches[k]
         patches: dict[str, list[Patch]] = {}
-        products, look_ups = self._packed.products, self._packed.look_ups
+        look_ups = self._packed.look_ups
+        patchable = self._packed.products | look_ups
         for number, slot in enumerate(slots):
-            if slot.name in products | look_ups and slot.index is not None and len(slot.shape) == 2:
+            if slot.name in patchable and slot.index is not None and len(slot.shape) == 2:
                 base = self.model.original(slot.name).detach().reshape(-1)[slot.index]
                 patches.setdefault(slot.name, []).append(
                     Patch(slot.index, slot.shape, base, self._leaf(k, number, slot))
@@ -232,14 +239,14 @@ class Bank:
         replaced = {slot.name for slot in slots if slot.index is None}
         self._patches[k] = {}
         for name, members in patches.items():
-            # A look-up meets few entries, however many there are; a lane may also have the whole matrix.
+            # A look-up reads few rows of its matrix, so that even many entries are cheap.
             sparse = name in look_ups or all(patch.is_sparse for patch in members)
             if sparse and name not in replaced:
                 self._patches[k][name] = members
         return self._patches[k]
 
     def _effective(self, k: int, without: Container[str] = ()) -> dict[str, Tensor]:
-        """Lane k's tensors, whole: chosen entries are written over a copy of the base's tensor."""
+        """Lane k's tensors as whole tensors: single entries are written into a copy of the base's tensor."""
         tensors: dict[str, Tensor] = {}
         for number, slot in enumerate(self.lanes[k].slots):
             if slot.name in without:
@@ -248,19 +255,19 @@ class Bank:
             if slot.index is None:
                 tensors[slot.name] = leaf
             else:
-                under = tensors.get(slot.name, self.models[k].original(slot.name).detach())
-                tensors[slot.name] = under.reshape(-1).index_copy(0, slot.index, leaf).view(slot.shape)
+                before = tensors.get(slot.name, self.models[k].original(slot.name).detach())
+                tensors[slot.name] = before.reshape(-1).index_copy(0, slot.index, leaf).view(slot.shape)
         return tensors
 
     def _leaf(self, k: int, number: int, slot: Slot) -> Tensor:
         # Each leaf is a view of the flat row and its gradient a view of the flat gradients, so that autograd fills,
-        # and the optimiser reads, one buffer per lane. What does not train is not kept: thousands of lanes of views
-        # would weigh as much as their values.
+        # and the optimiser reads, one buffer per lane. Views of constants are not cached: with thousands of lanes the
+        # views would take as much memory as the values.
         shape = slot.shape if slot.index is None else (slot.size,)
         if slot.offset >= self.lanes[k].trained or slot.name in self._settled.get(k, ()):
             return self.values[k].narrow(0, slot.offset, slot.size).view(shape)
         if (k, number) not in self._leaves:
-            with torch.inference_mode(False):  # a leaf first used in an evaluation must serve training too
+            with torch.inference_mode(False):  # a leaf first used in an evaluation must also work in training
                 leaf = self.values[k].narrow(0, slot.offset, slot.size).detach().view(shape).requires_grad_()
                 leaf.grad = self.gradients[k].narrow(0, slot.offset, slot.size).view(shape)
             self._leaves[k, number] = leaf
@@ -272,32 +279,32 @@ class Bank:
             yield from _passes({k: own for k, own in rows.items() if self.depths[k] == depth})
 
     def _graft_groups(self, lanes: list[int], tokens: Sequence[int]) -> list[GraftGroup]:
-        """The grafts of some lanes; lanes of equal layout and about as many tokens are stacked."""
-        members: dict[GraftLayout, list[int]] = {}
+        """The grafts of some lanes; those of lanes with equal layouts and similar numbers of tokens are stacked."""
+        by_layout: dict[GraftLayout, list[int]] = {}
         for position, k in enumerate(lanes):
             layout = self._grafts[k]
             if layout:
-                members.setdefault(layout, []).append(position)
+                by_layout.setdefault(layout, []).append(position)
         groups = []
-        for layout, every in members.items():
-            for positions in alike(every, tokens):
+        for layout, members in by_layout.items():
+            for positions in by_tokens(members, tokens):
                 groups += self._stacked_grafts(layout, positions, lanes)
         return groups
 
     def _stacked_grafts(self, layout: GraftLayout, positions: list[int], lanes: list[int]) -> list[GraftGroup]:
-        slots = [slot for place in layout for slot in place.slots]
+        slots = list(chain.from_iterable(graft.slots for graft in layout))
         numbers = [lanes[position] for position in positions]
         stacked: tuple[Tensor, ...] = _Gather.apply(self._anchor, self, numbers, slots)  # type: ignore[no-untyped-call]
         tensors = dict(zip(slots, stacked, strict=True))
         groups = []
-        for place in layout:
-            roles = {role: tensors[slot] for role, slot in zip(place.roles, place.slots, strict=True)}
-            groups.append(GraftGroup(place.place, tuple(positions), roles))
+        for graft in layout:
+            by_role = {role: tensors[slot] for role, slot in zip(graft.roles, graft.slots, strict=True)}
+            groups.append(GraftGroup(graft.place, tuple(positions), by_role))
         return groups
 
     def _stacks(self, lanes: list[int]) -> dict[str, Tensor]:
-        # The vectors of all lanes of a batch are one tensor [lanes, n], so that one addition serves all lanes. In a
-        # bank of several, a lane computed alone is stacked too: its bits must not depend on which others still run.
+        # A vector of all lanes of a batch is one tensor [lanes, n], so that one addition serves all lanes. In a bank
+        # of several lanes, a lane computed alone is stacked too: its bits must not depend on which others still run.
         if len(self.lanes) == 1:
             return {}
         vectors = _vectors([self._layouts[k] for k in lanes])
@@ -335,8 +342,10 @@ class _Gather(torch.autograd.Function):
 
 
 class _Stacks(torch.autograd.Function):
-    """The vectors of some lanes, the base's where a lane has none; their gradients are added to the bank's. (A leaf
-    per vector would do, but for autograd's warning that a strided leaf's gradient is not contiguous.)"""
+    """The vectors of some lanes, and the base's for lanes without them; their gradients are added to the bank's.
+
+    (Leaves would do, were it not for autograd's warning that the gradient of a strided leaf is not contiguous.)
+    """
 
     @staticmethod
     def forward(
@@ -371,13 +380,15 @@ class _Stacks(torch.autograd.Function):
 
 
 def _values_of(bank: Bank, lanes: list[int]) -> Tensor:
-    """The rows of these lanes; no copy where they are all lanes."""
+    """The values of these lanes; not copied if they are all lanes of the bank."""
     values = bank.values.detach()
-    return values if lanes == list(range(len(bank.lanes))) else values[lanes]
+    if lanes == list(range(len(bank.lanes))):
+        return values
+    return values[lanes]
 
 
 def _stack(base: Tensor, values: Tensor, groups: Sequence[Members]) -> Tensor:
-    """One vector of all lanes, [lanes, n]: the base's where a lane has none."""
+    """One vector of all lanes, [lanes, n]; the base's for lanes without it."""
     if groups[0].lanes is None:
         return values[:, groups[0].offset : groups[0].offset + groups[0].size]
     stack = base.repeat(len(values), 1)
@@ -387,8 +398,8 @@ def _stack(base: Tensor, values: Tensor, groups: Sequence[Members]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PlacedGraft:
-    """Where a lane holds the tensors of one graft."""
+class GraftSlots:
+    """The slots of a lane that hold the tensors of one graft."""
 
     place: Place
     roles: tuple[str, ...]
@@ -396,11 +407,11 @@ class PlacedGraft:
     trains: tuple[bool, ...]
 
 
-GraftLayout = tuple[PlacedGraft, ...]
+GraftLayout = tuple[GraftSlots, ...]
 
 
 def _graft_layouts(lanes: Sequence[Lane], model: Model) -> list[GraftLayout | None]:
-    """Where each lane holds its grafts; None for a lane that holds one by entries."""
+    """The layout of each lane's grafts; None for a lane that has only some entries of a graft's tensor."""
     known: dict[tuple[int, int], GraftLayout | None] = {}
     layouts = []
     for lane in lanes:
@@ -412,33 +423,35 @@ def _graft_layouts(lanes: Sequence[Lane], model: Model) -> list[GraftLayout | No
 
 
 def _graft_layout(lane: Lane, model: Model) -> GraftLayout | None:
-    slots = {slot.name: slot for slot in lane.slots if slot.name not in model.base.parameters}
-    slots = {name: slot for name, slot in slots.items() if not name.startswith(HEAD)}
+    slots = {}
+    for slot in lane.slots:
+        if slot.name not in model.base.parameters and not slot.name.startswith(HEAD):
+            slots[slot.name] = slot
     if any(slot.index is not None for slot in slots.values()):
         return None
     layout = []
-    for place, roles in by_place(slots).items():
-        held = tuple(slots[name] for name in roles.values())
-        trains = tuple(slot.offset < lane.trained for slot in held)
-        layout.append(PlacedGraft(place, tuple(roles), held, trains))
+    for place, names in by_place(slots).items():
+        graft_slots = tuple(slots[name] for name in names.values())
+        trains = tuple(slot.offset < lane.trained for slot in graft_slots)
+        layout.append(GraftSlots(place, tuple(names), graft_slots, trains))
     return tuple(layout)
 
 
 def _passes(rows: Mapping[int, Rows]) -> Iterator[list[int]]:
-    """The lanes in turn, as many at once as PASS_TOKENS allows."""
+    """The lanes in groups of at most PASS_TOKENS tokens, or of one lane."""
     lanes: list[int] = []
     tokens = 0
-    for k, own in rows.items():
-        if lanes and tokens + len(own.ids) > PASS_TOKENS:
+    for k, lane_rows in rows.items():
+        if lanes and tokens + len(lane_rows.ids) > PASS_TOKENS:
             yield lanes
             lanes, tokens = [], 0
         lanes.append(k)
-        tokens += len(own.ids)
+        tokens += len(lane_rows.ids)
     yield lanes
 
 
 def _vectors(layouts: Sequence[VectorLayout]) -> dict[str, list[Members]]:
-    """Where the vectors of the lanes of a batch lie, layout by layout; not those that a lane holds by entries."""
+    """The lanes of a batch that hold each vector, by layout; without vectors of which a lane has only entries."""
     lanes_of: dict[int, list[int]] = {}
     layout_of: dict[int, VectorLayout] = {}
     for lane, layout in enumerate(layouts):
@@ -456,7 +469,7 @@ def _vectors(layouts: Sequence[VectorLayout]) -> dict[str, list[Members]]:
 
 @contextmanager
 def _training(model: Model, on: bool) -> Iterator[None]:
-    # Evaluation is the resting state, so that no evaluation can leave the next step without dropout.
+    # Training mode lasts for this block only, so that no evaluation can leave the next step without dropout.
     if on:
         model.train()
     try:
@@ -466,12 +479,14 @@ def _training(model: Model, on: bool) -> Iterator[None]:
             model.eval()
 
 
-def _named_arrays(name: str, parts: list[tuple[Array | None, Array]]) -> Tensors:
-    if len(parts) == 1:
-        index, values = parts[0]
+def _named_arrays(name: str, slots: list[tuple[Array | None, Array]]) -> Tensors:
+    """A tensor's arrays as in a delta, from the indices and values of its slots."""
+    if len(slots) == 1:
+        index, values = slots[0]
         if index is None:
             return {name: values.copy()}
         return {name + INDEX: index.copy(), name + VALUE: values.copy()}
-    index = np.concatenate([part[0] for part in parts if part[0] is not None])
+    index = np.concatenate([slot_index for slot_index, _ in slots if slot_index is not None])
+    values = np.concatenate([slot_values for _, slot_values in slots])
     order = np.argsort(index)
-    return {name + INDEX: index[order], name + VALUE: np.concatenate([part[1] for part in parts])[order]}
+    return {name + INDEX: index[order], name + VALUE: values[order]}

@@ -1,4 +1,4 @@
-"""Dropout whose masks are a pure function of who is asking, so that they can be replayed anywhere.
+"""Keyed dropout: masks are a pure function of lane, site, row and feature, so that they can be computed again anywhere.
 
 A mask depends on the lane's stream, the dropout site (its ordinal in the forward pass), the row in the lane, the
 position and the feature; in attention on the head, the query and the key. It does not depend on other lanes, on padding
@@ -22,13 +22,17 @@ from torch.overrides import TorchFunctionMode
 from ..arrays import Array
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_ROW, _SITE, _FEATURE, _HEAD = (np.uint64(c) for c in (0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7, 0xA0761D65, 0xE7037ED1))
+_ROW = np.uint64(0xD1B54A32D192ED03)
+_SITE = np.uint64(0x8CB92BA72F3D8DD7)
+_FEATURE = np.uint64(0xA0761D65)
+_HEAD = np.uint64(0xE7037ED1)
 
 
 def token_keys(stream: int, rows: Array, positions: Array) -> Array:
     """One 64-bit key per token of a lane."""
     start = _mix(np.array([stream], np.uint64))
-    return _mix(_mix(start + rows.astype(np.uint64) * _ROW) + positions.astype(np.uint64) * _GOLDEN)
+    row_keys = _mix(start + rows.astype(np.uint64) * _ROW)
+    return _mix(row_keys + positions.astype(np.uint64) * _GOLDEN)
 
 
 class Draws:
@@ -44,8 +48,9 @@ class Draws:
         return self._hidden[site][:, None]
 
     def attention(self, site: int, heads: int) -> Tensor:
-        """Keys [tokens, heads] of the queries, for a mask over the positions they look at."""
-        return self._tensor(((self._keys[site][:, None] * _head_keys(heads)) >> np.uint64(32)).astype(np.uint32))
+        """Keys [tokens, heads] of the queries, for a mask over the positions they attend to."""
+        by_head = self._keys[site][:, None] * _head_keys(heads)
+        return self._tensor((by_head >> np.uint64(32)).astype(np.uint32))
 
     def _tensor(self, keys: Array) -> Tensor:
         return torch.from_numpy(keys.view(np.int32)).to(self._device)
@@ -57,9 +62,9 @@ def pattern(keys: Tensor, width: int) -> Tensor:
 
 
 def masked(x: Tensor, bits: Tensor, p: float) -> Tensor:
-    """`x` where its random bits let it pass, else 0; not scaled up yet."""
-    # The bits are read as a float, because comparing with a bound and zeroing what does not pass is then a single
-    # kernel, that of ReLU's backward.
+    """`x` with the dropped elements set to 0, not yet scaled."""
+    # The bits are read as floats, because comparing with a bound and zeroing is then one kernel, that of ReLU's
+    # backward.
     return torch.ops.aten.threshold_backward(x, bits, _bound(p))  # type: ignore[no-any-return]
 
 
@@ -84,9 +89,9 @@ def drop(x: Tensor, keys: Tensor | None, p: float) -> Tensor:
 
 
 class Keyed(TorchFunctionMode):
-    """While it is on, every dropout of a stock model (also inside attention) is the keyed one of a lane's stream.
+    """While it is active, every dropout of a stock model (also inside attention) is keyed by a lane's stream.
 
-    Sites count up in the order of the forward pass. Inputs are [rows, features], [rows, positions, features] or
+    Sites are numbered in the order of the forward pass. Inputs are [rows, features], [rows, positions, features] or
     attention's [rows, heads, queries, keys].
     """
 
@@ -127,7 +132,8 @@ class Keyed(TorchFunctionMode):
         return self._dropout(scores.softmax(-1), dropout_p) @ value
 
     def _keys(self, x: Tensor) -> Tensor:
-        rows, positions = x.shape[0], 1 if x.dim() == 2 else x.shape[-2]
+        rows = x.shape[0]
+        positions = 1 if x.dim() == 2 else x.shape[-2]
         tokens = token_keys(self.stream, np.arange(rows).repeat(positions), np.tile(np.arange(positions), rows))
         draws = Draws(tokens, self.site + 1, x.device)
         self.site += 1
@@ -143,9 +149,10 @@ def _masked(x: Tensor, keys: Tensor, p: float) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _bound(p: float) -> float:
-    # Of the 2^32 bit patterns 2^32 p are floats not above the bound: from minus infinity (0xFF800000) towards zero,
-    # then from zero up. A NaN pattern is never below it, so it counts as kept.
-    count, negative = round(p * 2**32), 0x7F800001
+    # The float such that 2^32 p of the 2^32 bit patterns are floats not above it: from minus infinity (0xFF800000)
+    # towards zero, then from zero up. A NaN pattern is never below it, so its element is kept.
+    count = round(p * 2**32)
+    negative = 0x7F800001  # patterns of negative floats
     bits = 0xFF800000 - (count - 1) if count <= negative else count - negative
     return float(np.array([bits], np.uint32).view(np.float32)[0])
 

@@ -1,7 +1,7 @@
-"""One encoder layer on packed tokens, forward and backward written out.
+"""One encoder layer on packed tokens, with forward and backward written by hand.
 
-Autograd would record some thirty operations per layer; here a layer is one node. What that buys, measured by
-benchmarks/autograd_layer.py on a quiet machine against the same layer under autograd:
+Autograd would record some thirty operations per layer; here a layer is one node. The same layer under autograd costs, measured
+by benchmarks/autograd_layer.py on a quiet machine:
 
     model, lanes      time of a step   tensors kept for backward
     MiniLM, 1               1.04x            2.07x
@@ -9,8 +9,8 @@ benchmarks/autograd_layer.py on a quiet machine against the same layer under aut
     BERT-base, 1            1.03x            1.58x
     BERT-base, 4            1.11x            1.34x
 
-Each part (linear layers, a LayerNorm, attention) computes forward onto a tape of what its backward needs. Its backward
-takes that from the end of the tape and leaves gradients by tensor.
+The forward of each part (linear layers, a LayerNorm, attention) appends the tensors that its backward needs to a tape.
+The backward takes them from the end of the tape and stores gradients by tensor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, takewhile
+from itertools import chain, pairwise, takewhile
 from typing import Any
 
 import torch
@@ -32,26 +32,26 @@ from .dropout import masked, pattern
 from .layout import Group, Heads, Layout, Segments, running
 
 Matrix = Tensor | list[Tensor]
-"""A matrix of all lanes, or one for each."""
+"""A matrix of all lanes, or one per lane."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """Linear layers on the same rows, their outputs side by side: matrices, biases, and what lanes add."""
+    """Linear layers on the same rows, with their outputs concatenated: matrices, biases, and additions of lanes."""
 
     matrices: Sequence[Matrix]
     biases: Sequence[Tensor]  # [n], or [lanes, n]
     segments: Segments
-    additions: Sequence[Addition] = ()  # made of the inputs
-    behind: Sequence[Addition] = ()  # made of the outputs
+    additions: Sequence[Addition] = ()  # they read the inputs
+    output_additions: Sequence[Addition] = ()  # they read the outputs
 
     @property
     def tensors(self) -> Iterator[Tensor]:
-        """What may train."""
+        """The tensors that may train."""
         for matrix in self.matrices:
             yield from matrix if isinstance(matrix, list) else (matrix,)
         yield from self.biases
-        for addition in (*self.additions, *self.behind):
+        for addition in (*self.additions, *self.output_additions):
             yield from addition.tensors
 
     def forward(self, x: Tensor, keep: Keep) -> Tensor:
@@ -59,42 +59,44 @@ class Linear:
         if len(self.biases) == 1 and self.biases[0].dim() == 1 and isinstance(self.matrices[0], Tensor):
             out = torch.addmm(self.biases[0], x, self.matrices[0].t())
         else:
-            out = self._shifts(x)
+            out = self._bias_rows(x)
             for matrix, rows, columns in self._products:
                 out[rows, columns].addmm_(x[rows], matrix.t())
         for addition in self.additions:
             addition.forward(out, x, keep)
-        for addition in self.behind:
+        for addition in self.output_additions:
             addition.forward(out, out, keep)
         if self._dense:
             keep(x)
         return out
 
     def backward(
-        self, above: Tensor, tape: Tape, found: Gradients, below: Tensor | None, accumulate: bool = False
+        self, above: Tensor, tape: Tape, gradients: Gradients, below: Tensor | None, accumulate: bool = False
     ) -> None:
-        """From the gradient of the outputs to that of the inputs, put into `below` or added to what it holds."""
+        """Compute the gradients of the tensors and of the inputs; the latter overwrites `below` or is added to it."""
         x = tape.pop() if self._dense else None
-        if self.behind:  # they add to the gradient of the outputs, which others may still need as it is
+        if self.output_additions:  # they add to `above`, which the caller may still need unchanged
             above = above.clone()
-        for addition in reversed(self.behind):
-            addition.backward(above, tape, found, above)
+        for addition in reversed(self.output_additions):
+            addition.backward(above, tape, gradients, above)
         for matrix, rows, columns in self._products:
-            own = above[rows, columns]
+            d_out = above[rows, columns]
             if below is not None:
-                below[rows].addmm_(own, matrix, beta=1 if accumulate or columns.start else 0)
+                below[rows].addmm_(d_out, matrix, beta=1 if accumulate or columns.start else 0)
             if x is not None and matrix.requires_grad:
-                found[id(matrix)] = own.t() @ x[rows]
+                gradients[id(matrix)] = d_out.t() @ x[rows]
         for addition in reversed(self.additions):
-            addition.backward(above, tape, found, below)
-        self._bias_gradients(above, found)
+            addition.backward(above, tape, gradients, below)
+        self._bias_gradients(above, gradients)
 
-    def _bias_gradients(self, above: Tensor, found: Gradients) -> None:
-        if any(bias.requires_grad for bias in self.biases):
-            sums = self.segments.sums(above) if any(bias.dim() == 2 for bias in self.biases) else above.sum(0)
-            for bias, own in zip(self.biases, torch.split_with_sizes(sums, self._sizes, -1), strict=True):
-                if bias.requires_grad:
-                    found[id(bias)] = own.sum(0) if bias.dim() < own.dim() else own
+    def _bias_gradients(self, above: Tensor, gradients: Gradients) -> None:
+        if not any(bias.requires_grad for bias in self.biases):
+            return
+        by_lane = any(bias.dim() == 2 for bias in self.biases)
+        sums = self.segments.sums(above) if by_lane else above.sum(0)
+        for bias, d_bias in zip(self.biases, torch.split_with_sizes(sums, self._sizes, -1), strict=True):
+            if bias.requires_grad:
+                gradients[id(bias)] = d_bias.sum(0) if bias.dim() < d_bias.dim() else d_bias
 
     @cached_property
     def _sizes(self) -> list[int]:
@@ -106,32 +108,33 @@ class Linear:
 
     @cached_property
     def _products(self) -> list[tuple[Tensor, slice, slice]]:
-        """Each matrix, the rows it sees and the columns of the output it makes."""
-        columns = [slice(*ends) for ends in pairwise(running(self._sizes))]
+        """Each matrix, the rows it multiplies and the columns of the output that it computes."""
+        all_columns = [slice(*ends) for ends in pairwise(running(self._sizes))]
         lanes = [slice(*ends) for ends in pairwise(self.segments.bounds)]
         products: list[tuple[Tensor, slice, slice]] = []
-        for matrix, own in zip(self.matrices, columns, strict=True):
+        for matrix, columns in zip(self.matrices, all_columns, strict=True):
             if isinstance(matrix, Tensor):
-                products.append((matrix, slice(None), own))
+                products.append((matrix, slice(None), columns))
             else:
-                products += [(each, rows, own) for each, rows in zip(matrix, lanes, strict=True)]
+                products += [(lane_matrix, rows, columns) for lane_matrix, rows in zip(matrix, lanes, strict=True)]
         return products
 
-    def _shifts(self, x: Tensor) -> Tensor:
+    def _bias_rows(self, x: Tensor) -> Tensor:
         """[rows, n]: the biases of each row's lane."""
         if all(bias.dim() == 1 for bias in self.biases):
             out = x.new_empty(len(x), sum(self._sizes))
-            for part, bias in zip(torch.split_with_sizes(out, self._sizes, 1), self.biases, strict=True):
-                part.copy_(bias)
+            for columns, bias in zip(torch.split_with_sizes(out, self._sizes, 1), self.biases, strict=True):
+                columns.copy_(bias)
             return out
         lanes = len(self.segments.bounds) - 1
         stacks = [bias.expand(lanes, -1) for bias in self.biases]
-        return (stacks[0] if len(stacks) == 1 else torch.cat(stacks, 1)).index_select(0, self.segments.lane)
+        stack = stacks[0] if len(stacks) == 1 else torch.cat(stacks, 1)
+        return stack.index_select(0, self.segments.lane)
 
 
 @dataclass(frozen=True)
 class Norm:
-    """A LayerNorm with a gamma and a bias of all lanes, [n], or of each, [lanes, n]."""
+    """A LayerNorm whose gamma and bias are of all lanes, [n], or of each lane, [lanes, n]."""
 
     gamma: Tensor
     bias: Tensor
@@ -140,44 +143,52 @@ class Norm:
 
     @property
     def tensors(self) -> Iterator[Tensor]:
-        """What may train."""
+        """The tensors that may train."""
         yield from (self.gamma, self.bias)
 
     def forward(self, x: Tensor, keep: Keep) -> Tensor:
         """The normalised rows."""
-        gamma, bias = (v if v.dim() == 1 else None for v in (self.gamma, self.bias))
-        shift = bias if gamma is not None else None
-        out, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], gamma, shift, self.eps)
+        # The kernel takes vectors of all lanes. Vectors per lane, and a bias that follows a gamma per lane, come after.
+        shared_gamma = self.gamma.dim() == 1
+        shared_bias = self.bias.dim() == 1
+        gamma = self.gamma if shared_gamma else None
+        bias = self.bias if shared_gamma and shared_bias else None
+        out, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], gamma, bias, self.eps)
         keep(x, mean, rstd)
         if gamma is None:
             out.mul_(self.gamma.index_select(0, self.segments.lane))
-        if shift is None:
-            out.add_(self.bias if bias is not None else self.bias.index_select(0, self.segments.lane))
+        if bias is None:
+            out.add_(self.bias if shared_bias else self.bias.index_select(0, self.segments.lane))
         return out
 
-    def backward(self, above: Tensor, tape: Tape, found: Gradients, wanted: bool) -> Tensor:
-        """The gradient of the input, if wanted."""
-        rstd, mean, x = tape.pop(), tape.pop(), tape.pop()
+    def backward(self, above: Tensor, tape: Tape, gradients: Gradients, wanted: bool) -> Tensor:
+        """Compute the gradients of gamma and bias; returns the gradient of the input, if wanted."""
+        rstd = tape.pop()
+        mean = tape.pop()
+        x = tape.pop()
         if self.bias.requires_grad:
-            found[id(self.bias)] = above.sum(0) if self.bias.dim() == 1 else self.segments.sums(above)
-        gamma, trains = self.gamma, self.gamma.requires_grad
-        if gamma.dim() == 2:
+            gradients[id(self.bias)] = above.sum(0) if self.bias.dim() == 1 else self.segments.sums(above)
+        trains = self.gamma.requires_grad
+        gamma: Tensor | None = self.gamma
+        if self.gamma.dim() == 2:  # one per lane, which the kernel does not take
             if trains:
-                found[id(gamma)] = self.segments.sums((x - mean).mul_(rstd).mul_(above))
-            above, trains, gamma = above * gamma.index_select(0, self.segments.lane), False, None  # type: ignore[assignment]
-        below, own, _ = torch.ops.aten.native_layer_norm_backward(
+                gradients[id(self.gamma)] = self.segments.sums((x - mean).mul_(rstd).mul_(above))
+            above = above * self.gamma.index_select(0, self.segments.lane)
+            gamma = None
+            trains = False
+        below, d_gamma, _ = torch.ops.aten.native_layer_norm_backward(
             above, x, x.shape[-1:], mean, rstd, gamma, None, [wanted, trains, False]
         )
         if trains:
-            found[id(gamma)] = own
+            gradients[id(self.gamma)] = d_gamma
         return below  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention within each text, on padded places, with keyed dropout of its probabilities.
+    """Attention within each text, on padded groups of texts, with keyed dropout of its probabilities.
 
-    `places` holds q, k and v; if only first tokens query, it holds k and v, and `queries` has one row per text in the
+    `padded` holds q, k and v. If only first tokens query, it holds k and v, and `queries` has one row per text in the
     order of the groups.
     """
 
@@ -189,57 +200,64 @@ class Attention:
 
     @property
     def tensors(self) -> Iterator[Tensor]:
-        """What may train."""
+        """The tensors that may train."""
         yield from (mask for mask in self.masks if mask is not None)
 
-    def forward(self, places: Tensor, queries: Tensor | None, keep: Keep) -> Tensor:
-        """What each place (or each text, if only first tokens query) makes of its text: rows [.., d], head by head."""
-        out = places.new_empty(sum(self._sizes(1, queries is not None)), places.shape[1])
-        for i, (q, k, v, target) in enumerate(self._split(places, queries, out)):
+    def forward(self, padded: Tensor, queries: Tensor | None, keep: Keep) -> Tensor:
+        """The outputs of each token (or of each text, if only first tokens query): rows [.., d], head by head."""
+        out = padded.new_empty(sum(self._sizes(1, queries is not None)), padded.shape[1])
+        for i, (q, k, v, target) in enumerate(self._split(padded, queries, out)):
             if self.keys is None:
                 self._fused(q, k, v, i, target)
                 continue
             probabilities = self._probabilities(q, k, i)
-            target.baddbmm_(self._dropped(probabilities, self._bits(i)), v, beta=0, alpha=self._kept)
+            target.baddbmm_(self._dropped(probabilities, self._bits(i)), v, beta=0, alpha=self._dropout_scale)
             keep(probabilities)
-        keep(places, *([] if queries is None else [queries]))
+        keep(padded)
+        if queries is not None:
+            keep(queries)
         return out
 
     def _probabilities(self, q: Tensor, k: Tensor, i: int) -> Tensor:
         return _product(q, k.transpose(1, 2), 1 / math.sqrt(q.shape[-1]), self.masks[i]).softmax(-1)
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, i: int, target: Tensor) -> None:
-        """Without dropout torch's own kernel does; a backward computes the probabilities again."""
-        texts, mask = self.groups[i].texts, self.masks[i]
-        own = None if mask is None else mask.view(texts, self.heads, *mask.shape[1:])
+        """Without dropout, torch's kernel does; a backward computes the probabilities again."""
+        texts = self.groups[i].texts
+        mask = self.masks[i]
+        if mask is not None:
+            mask = mask.view(texts, self.heads, *mask.shape[1:])
         q, k, v = (x.view(texts, self.heads, *x.shape[1:]) for x in (q, k, v))
-        target.copy_(F.scaled_dot_product_attention(q, k, v, own).reshape(target.shape))
+        target.copy_(F.scaled_dot_product_attention(q, k, v, mask).reshape(target.shape))
 
-    def backward(self, above: Tensor, tape: Tape, found: Gradients, first_only: bool) -> tuple[Tensor, Tensor | None]:
-        """The gradients of `places` and `queries`."""
+    def backward(
+        self, above: Tensor, tape: Tape, gradients: Gradients, first_only: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The gradients of `padded` and `queries`."""
         queries = tape.pop() if first_only else None
-        places = tape.pop()
-        below, d_queries = torch.empty_like(places), None if queries is None else torch.empty_like(queries)
-        gradients = self._split(below, d_queries, above)
-        backwards = reversed(list(enumerate(zip(self._split(places, queries, above), gradients, strict=True))))
-        for i, ((q, k, v, own), (dq, dk, dv, _)) in backwards:
-            probabilities, scale = (
-                self._probabilities(q, k, i) if self.keys is None else tape.pop(),
-                1 / math.sqrt(q.shape[-1]),
-            )
+        padded = tape.pop()
+        below = torch.empty_like(padded)
+        d_queries = None if queries is None else torch.empty_like(queries)
+        inputs = self._split(padded, queries, above)
+        d_inputs = self._split(below, d_queries, above)
+        groups = list(enumerate(zip(inputs, d_inputs, strict=True)))
+        for i, ((q, k, v, d_out), (dq, dk, dv, _)) in reversed(groups):  # the tape holds the last group at its end
+            probabilities = self._probabilities(q, k, i) if self.keys is None else tape.pop()
             bits = self._bits(i)
-            dv.baddbmm_(self._dropped(probabilities, bits).transpose(1, 2), own, beta=0, alpha=self._kept)
-            change = self._dropped(_product(own, v.transpose(1, 2), self._kept), bits)
-            change = torch.ops.aten._softmax_backward_data(change, probabilities, -1, change.dtype)
-            dk.baddbmm_(change.transpose(1, 2), q, beta=0, alpha=scale)
-            dq.baddbmm_(change, k, beta=0, alpha=scale)
+            dv.baddbmm_(self._dropped(probabilities, bits).transpose(1, 2), d_out, beta=0, alpha=self._dropout_scale)
+            d_probabilities = self._dropped(_product(d_out, v.transpose(1, 2), self._dropout_scale), bits)
+            d_scores = torch.ops.aten._softmax_backward_data(d_probabilities, probabilities, -1, d_probabilities.dtype)
+            scale = 1 / math.sqrt(q.shape[-1])
+            dk.baddbmm_(d_scores.transpose(1, 2), q, beta=0, alpha=scale)
+            dq.baddbmm_(d_scores, k, beta=0, alpha=scale)
             mask = self.masks[i]
             if mask is not None and mask.requires_grad:
-                found[id(mask)] = change.sum_to_size(mask.shape)
+                gradients[id(mask)] = d_scores.sum_to_size(mask.shape)
         return below, d_queries
 
     @property
-    def _kept(self) -> float:
+    def _dropout_scale(self) -> float:
+        """The factor of what dropout keeps."""
         return 1.0 if self.keys is None else 1 / (1 - self.p)
 
     def _bits(self, i: int) -> Tensor | None:
@@ -248,30 +266,35 @@ class Attention:
     def _dropped(self, probabilities: Tensor, bits: Tensor | None) -> Tensor:
         return probabilities if bits is None else masked(probabilities, bits, self.p)
 
-    def _sizes(self, sides: int, first_only: bool) -> list[int]:
-        return [sides * group.texts * self.heads * (1 if first_only else group.width) for group in self.groups]
+    def _sizes(self, vectors: int, first_only: bool) -> list[int]:
+        """The rows of each group, for so many vectors (of q, k and v) per token and head."""
+        return [vectors * group.texts * self.heads * (1 if first_only else group.width) for group in self.groups]
 
     def _split(
-        self, places: Tensor, queries: Tensor | None, out: Tensor
+        self, padded: Tensor, queries: Tensor | None, out: Tensor
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """q, k, v and outputs of each group, [texts * heads, places, d], as views."""
-        d, first_only = places.shape[1], queries is not None
-        split = None if queries is None else torch.split_with_sizes(queries.view(-1, d), self._sizes(1, first_only))
-        parts = torch.split_with_sizes(places, self._sizes(2 if first_only else 3, False))
+        """q, k, v and outputs of each group, [texts * heads, width, d], as views."""
+        d = padded.shape[1]
+        first_only = queries is not None
+        vectors = 2 if first_only else 3
+        by_group = torch.split_with_sizes(padded, self._sizes(vectors, False))
         outs = torch.split_with_sizes(out, self._sizes(1, first_only))
-        for i, (group, part, target) in enumerate(zip(self.groups, parts, outs, strict=True)):
-            sides = part.view(2 if first_only else 3, -1, group.width, d).unbind(0)
-            q = sides[0] if split is None else split[i].view(-1, 1, d)
-            yield q, sides[-2], sides[-1], target.view(-1, q.shape[1], d)
+        first_queries = None
+        if queries is not None:
+            first_queries = torch.split_with_sizes(queries.view(-1, d), self._sizes(1, first_only))
+        for i, (group, rows, target) in enumerate(zip(self.groups, by_group, outs, strict=True)):
+            qkv = rows.view(vectors, -1, group.width, d).unbind(0)
+            q = qkv[0] if first_queries is None else first_queries[i].view(-1, 1, d)
+            yield q, qkv[-2], qkv[-1], target.view(-1, q.shape[1], d)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Self-attention and the feed-forward layers behind it; with `queries`, for each text's first token only."""
+    """Self-attention and the feed-forward layers; with `queries`, for each text's first token only."""
 
     layout: Layout
-    places: Heads  # of q, k and v, or of k and v
-    single: Heads  # of one vector
+    qkv_heads: Heads  # of q, k and v, or of k and v
+    single_heads: Heads  # of one vector
     queries: Linear | None
     qkv: Linear  # of q, k and v, or of k and v
     attention: Attention
@@ -281,7 +304,7 @@ class Layer:
     m3: Linear
     LN2: Norm
     activation: Callable[[Tensor], Tensor]
-    keys: tuple[Tensor | None, Tensor | None]  # of dropout behind m1 and behind m3
+    keys: tuple[Tensor | None, Tensor | None]  # of dropout after m1 and after m3
     p: float
 
     @cached_property
@@ -292,100 +315,116 @@ class Layer:
 
     @cached_property
     def trained(self) -> list[Tensor]:
-        """What trains in the layer."""
-        return [tensor for part in self.parts for tensor in part.tensors if tensor.requires_grad]
+        """The tensors of the layer that train."""
+        tensors = chain.from_iterable(part.tensors for part in self.parts)
+        return [tensor for tensor in tensors if tensor.requires_grad]
 
     def __call__(self, x: Tensor) -> Tensor:
         """The states of the tokens (or of each text's first) after the layer."""
         return _Node.apply(x, self, *self.trained)  # type: ignore[no-any-return, no-untyped-call]
 
     def forward(self, x: Tensor, keep: Keep | None) -> Tensor:
-        """The outputs; `keep` takes what `backward` needs, None if there will be none."""
-        note: Keep = keep or (lambda *_: None)
-        layout, width = self.layout, x.shape[1]
-        queries, residual = None, x
+        """The outputs; `keep` takes the tensors that `backward` needs, None if there will be no backward."""
+        record: Keep = keep or (lambda *_: None)
+        layout = self.layout
+        width = x.shape[1]
+        d = width // self.attention.heads
+        queries = None
+        residual = x
         if self.queries is not None:
             residual = x.index_select(0, layout.first)
-            queries = self.queries.forward(residual, note).index_select(0, layout.order)
-        d = width // self.attention.heads
-        wide = self.qkv.forward(x, note).view(-1, d).index_select(0, self.places.take)
-        mixed = self.attention.forward(wide, queries, note)
+            queries = self.queries.forward(residual, record).index_select(0, layout.order)
+        padded = self.qkv.forward(x, record).view(-1, d).index_select(0, self.qkv_heads.take)
+        attended = self.attention.forward(padded, queries, record)
         if self.queries is not None:
-            mixed = mixed.view(-1, width).index_select(0, layout.rank)
+            attended = attended.view(-1, width).index_select(0, layout.rank)
         else:
-            mixed = mixed.index_select(0, self.single.give).view(-1, width)
-        h = _drop_add(self.m1.forward(mixed, note), residual, self.keys[0], self.p)
-        middle = self.LN1.forward(h, note)
-        inner = self.m2.forward(middle, note)
-        note(inner)
-        h = _drop_add(self.m3.forward(self.activation(inner), note), middle, self.keys[1], self.p)
-        return self.LN2.forward(h, note)
+            attended = attended.index_select(0, self.single_heads.give).view(-1, width)
+        h = _drop_add(self.m1.forward(attended, record), residual, self.keys[0], self.p)
+        middle = self.LN1.forward(h, record)
+        inner = self.m2.forward(middle, record)
+        record(inner)
+        h = _drop_add(self.m3.forward(self.activation(inner), record), middle, self.keys[1], self.p)
+        return self.LN2.forward(h, record)
 
-    def backward(self, above: Tensor, tape: Tape, found: Gradients, wanted: bool) -> Tensor | None:
-        """The gradient of the input, if wanted; those of tensors go to `found`. It ends where nothing below trains."""
-        change = self._backward_ffn(above, tape, found, wanted)
-        if change is None:
+    def backward(self, above: Tensor, tape: Tape, gradients: Gradients, wanted: bool) -> Tensor | None:
+        """The gradient of the input, if wanted; those of tensors go to `gradients`.
+
+        It stops as soon as nothing before a part trains.
+        """
+        d_residual = self._backward_ffn(above, tape, gradients, wanted)
+        if d_residual is None:
             return None
-        mixed = torch.empty_like(change) if self._trains_before(self.m1, wanted) else None
-        self.m1.backward(_dropped(change, self.keys[0], self.p), tape, found, mixed)
-        if mixed is None:
+        d_attended = torch.empty_like(d_residual) if self._trains_before(self.m1, wanted) else None
+        self.m1.backward(_dropped(d_residual, self.keys[0], self.p), tape, gradients, d_attended)
+        if d_attended is None:
             return None
-        d, first_only = mixed.shape[1] // self.attention.heads, self.queries is not None
-        if first_only:
-            rows = mixed.index_select(0, self.layout.order).view(-1, d)
-        else:
-            rows = mixed.new_zeros(len(self.single.take), d).index_copy_(0, self.single.give, mixed.view(-1, d))
-        wide, d_queries = self.attention.backward(rows, tape, found, first_only)
+        d_padded, d_queries = self.attention.backward(
+            self._by_head(d_attended), tape, gradients, self.queries is not None
+        )
         if not self._trains_before(self.attention, wanted):
             return None
-        flat = wide.index_select(0, self.places.give).view(len(self.layout.ids), -1)
+        d_qkv = d_padded.index_select(0, self.qkv_heads.give).view(len(self.layout.ids), -1)
         if self.queries is None or d_queries is None:
-            self.qkv.backward(flat, tape, found, change if wanted else None, accumulate=True)
-            return change if wanted else None
-        below = change.new_empty(len(flat), change.shape[1]) if wanted else None
-        self.qkv.backward(flat, tape, found, below)
-        self.queries.backward(d_queries.index_select(0, self.layout.rank), tape, found, change, accumulate=True)
-        return None if below is None else below.index_add_(0, self.layout.first, change)
+            below = d_residual if wanted else None
+            self.qkv.backward(d_qkv, tape, gradients, below, accumulate=True)
+            return below
+        below = d_residual.new_empty(len(d_qkv), d_residual.shape[1]) if wanted else None
+        self.qkv.backward(d_qkv, tape, gradients, below)
+        self.queries.backward(d_queries.index_select(0, self.layout.rank), tape, gradients, d_residual, accumulate=True)
+        return None if below is None else below.index_add_(0, self.layout.first, d_residual)
 
-    def _backward_ffn(self, above: Tensor, tape: Tape, found: Gradients, wanted: bool) -> Tensor | None:
-        """From the layer's output to the input of LN1."""
-        change = self.LN2.backward(above, tape, found, self._trains_before(self.LN2, wanted))
-        if change is None:
+    def _by_head(self, d_attended: Tensor) -> Tensor:
+        """The gradient of the attention's outputs as the attention takes it: [.., d], padded, head by head."""
+        d = d_attended.shape[1] // self.attention.heads
+        if self.queries is not None:
+            return d_attended.index_select(0, self.layout.order).view(-1, d)
+        padded = d_attended.new_zeros(len(self.single_heads.take), d)
+        return padded.index_copy_(0, self.single_heads.give, d_attended.view(-1, d))
+
+    def _backward_ffn(self, above: Tensor, tape: Tape, gradients: Gradients, wanted: bool) -> Tensor | None:
+        """The gradient of the input of LN1; None if nothing before it trains."""
+        d_residual = self.LN2.backward(above, tape, gradients, self._trains_before(self.LN2, wanted))
+        if d_residual is None:
             return None
         hidden = self.m2.biases[0].shape[-1]
-        inner = change.new_empty(len(change), hidden) if self._trains_before(self.m3, wanted) else None
-        self.m3.backward(_dropped(change, self.keys[1], self.p), tape, found, inner)
-        if inner is None:
+        d_activated = d_residual.new_empty(len(d_residual), hidden) if self._trains_before(self.m3, wanted) else None
+        self.m3.backward(_dropped(d_residual, self.keys[1], self.p), tape, gradients, d_activated)
+        if d_activated is None:
             return None
-        inner = _activation_grad(self.activation, tape.pop(), inner)
-        middle = change if self._trains_before(self.m2, wanted) else None
-        self.m2.backward(inner, tape, found, middle, accumulate=True)
-        if middle is None:
+        d_inner = _activation_grad(self.activation, tape.pop(), d_activated)
+        d_middle = d_residual if self._trains_before(self.m2, wanted) else None
+        self.m2.backward(d_inner, tape, gradients, d_middle, accumulate=True)
+        if d_middle is None:
             return None
-        return self.LN1.backward(middle, tape, found, self._trains_before(self.LN1, wanted))
+        return self.LN1.backward(d_middle, tape, gradients, self._trains_before(self.LN1, wanted))
 
     def _trains_before(self, part: Linear | Norm | Attention, wanted: bool) -> bool:
-        """Whether a gradient is wanted of anything that the part's input depends on."""
+        """Whether the gradient of the part's input is needed: the layer's input or a part before this one trains."""
+        if wanted:
+            return True
         before = takewhile(lambda other: other is not part, self.parts)
-        return wanted or any(tensor.requires_grad for other in before for tensor in other.tensors)
+        tensors = chain.from_iterable(other.tensors for other in before)
+        return any(tensor.requires_grad for tensor in tensors)
 
 
 class _Node(torch.autograd.Function):
-    """A layer as autograd sees it."""
+    """A layer as one node of autograd's graph."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Layer, *trained: Tensor) -> Tensor:
         tape: Tape = []
-        out = layer.forward(x, (lambda *kept: tape.extend(kept)) if any(ctx.needs_input_grad) else None)
+        keep = (lambda *tensors: tape.extend(tensors)) if any(ctx.needs_input_grad) else None
+        out = layer.forward(x, keep)
         ctx.layer = layer
         ctx.save_for_backward(*tape)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        found: Gradients = {}
-        below = ctx.layer.backward(gradients[0], list(ctx.saved_tensors), found, ctx.needs_input_grad[0])
-        return below, None, *(found.get(id(tensor)) for tensor in ctx.layer.trained)
+    def backward(ctx: Any, *above: Tensor) -> tuple[Any, ...]:
+        gradients: Gradients = {}
+        below = ctx.layer.backward(above[0], list(ctx.saved_tensors), gradients, ctx.needs_input_grad[0])
+        return below, None, *(gradients.get(id(tensor)) for tensor in ctx.layer.trained)
 
 
 def _product(a: Tensor, b: Tensor, scale: float, added: Tensor | None = None) -> Tensor:
@@ -401,7 +440,9 @@ def _drop_add(x: Tensor, residual: Tensor, keys: Tensor | None, p: float) -> Ten
 
 
 def _dropped(gradient: Tensor, keys: Tensor | None, p: float) -> Tensor:
-    return gradient if keys is None else masked(gradient, pattern(keys, gradient.shape[1]), p).mul_(1 / (1 - p))
+    if keys is None:
+        return gradient
+    return masked(gradient, pattern(keys, gradient.shape[1]), p).mul_(1 / (1 - p))
 
 
 def _activation_grad(activation: Callable[[Tensor], Tensor], x: Tensor, above: Tensor) -> Tensor:

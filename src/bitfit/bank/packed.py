@@ -1,8 +1,8 @@
-"""The fast forward over a bank, for the BERT family: no padding, and no work the loss does not need.
+"""The packed path of a bank, for the BERT family: no padding, and no work the loss does not need.
 
-The tokens of all rows of all lanes lie end to end, sorted by lane, and each linear layer sees real tokens only. What a
-lane trains is added per lane; rows of different lanes meet in no sum, so that no lane can disturb another. Where the
-head reads a text's first token only, the last layer computes only that.
+The tokens of all rows are concatenated, sorted by lane, and each linear layer computes real tokens only. What a lane
+trains is added per lane; rows of different lanes share no sum, so that no lane can disturb another. If the head reads
+only a text's first token, the last layer computes only that token.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -29,17 +29,22 @@ from .additions import Addition, Grafted, GraftGroup, LaneRows
 from .dropout import Draws, Keyed, drop, token_keys
 from .layer import Attention, Layer, Linear, Matrix, Norm
 from .layout import Group, Layout, Segments, running
-from .sparse import Patch, Patches, add_linear, write_rows
-from .sparse import Place as PatchPlace
+from .sparse import Patch, Patches, PlacedPatch, add_linear, write_rows
 
-LINEARS, NORMS = ("q", "k", "v", "m1", "m2", "m3"), ("LN1", "LN2")
-LAYER = {f"{form}_{place}" for forms, places in (("Wb", LINEARS), ("gb", NORMS)) for form in forms for place in places}
+LINEARS = ("q", "k", "v", "m1", "m2", "m3")
+NORMS = ("LN1", "LN2")
+LAYER = frozenset(
+    [f"W_{module}" for module in LINEARS]
+    + [f"b_{module}" for module in LINEARS]
+    + [f"g_{module}" for module in NORMS]
+    + [f"b_{module}" for module in NORMS]
+)
 """The terms of one layer."""
 
 
 @dataclass(frozen=True)
 class LaneTensors:
-    """A lane's replacements for tensors of the base, and its patches on matrices that stay the base's."""
+    """A lane's replacements for tensors of the base, and its patches on matrices of the base."""
 
     tensors: Mapping[str, Tensor]
     patches: Mapping[str, Sequence[Patch]]
@@ -62,39 +67,42 @@ class BatchTensors:
         for group in grafts:
             self._grafts.setdefault(group.place.module, []).append(group)
         self._rows: dict[tuple[int, tuple[int, ...]], LaneRows] = {}
-        self._own = {name for lane in lanes for name in lane.tensors}
-        self._patched = {name for lane in lanes for name in lane.patches}
+        self._replaced = set(chain.from_iterable(lane.tensors for lane in lanes))
+        self._patched = set(chain.from_iterable(lane.patches for lane in lanes))
 
     def matrix(self, name: str) -> Matrix:
-        """One matrix for all lanes where they agree, else one for each."""
-        if name not in self._own:
+        """The base's matrix if no lane replaces it, else one matrix per lane."""
+        if name not in self._replaced:
             return self._originals[name]
-        every = [lane.tensors.get(name, self._originals[name]) for lane in self._lanes]
-        return every[0] if len(every) == 1 else every
+        matrices = [lane.tensors.get(name, self._originals[name]) for lane in self._lanes]
+        return matrices[0] if len(matrices) == 1 else matrices
 
-    def patches(self, names: Sequence[str], sizes: Sequence[int], segments: Segments) -> list[PatchPlace]:
-        """The lanes' patches on matrices whose outputs, of these sizes, lie side by side."""
+    def patches(self, names: Sequence[str], sizes: Sequence[int], segments: Segments) -> list[PlacedPatch]:
+        """The lanes' patches on matrices whose outputs, of these sizes, are concatenated."""
         if self._patched.isdisjoint(names):
             return []
-        places = []
+        placed = []
         columns = [slice(*ends) for ends in pairwise(running(sizes))]
         for lane, ends in zip(self._lanes, pairwise(segments.bounds), strict=True):
             for name, outputs in zip(names, columns, strict=True):
                 for patch in lane.patches.get(name, ()):
-                    places.append(PatchPlace(patch, slice(*ends), outputs))
-        return places
+                    placed.append(PlacedPatch(patch, slice(*ends), outputs))
+        return placed
 
     def grafts(
         self, names: Sequence[str], sizes: Sequence[int], segments: Segments, activation: Activation
     ) -> tuple[list[Grafted], list[Grafted]]:
-        """The lanes' grafts beside the same matrices: those that read the inputs, and those that read the outputs."""
-        before: list[Grafted] = []
-        behind: list[Grafted] = []
+        """The lanes' grafts beside these matrices: those that read the inputs, and those that read the outputs."""
+        on_inputs: list[Grafted] = []
+        on_outputs: list[Grafted] = []
         for name, ends in zip(names, pairwise(running(sizes)), strict=True):
             for group in self._grafts.get(name.removesuffix(".weight"), ()):
-                added = Grafted(group, self._lane_rows(segments, group.lanes), slice(*ends), activation)
-                (behind if GRAFTS[group.place.graft].reads_output else before).append(added)
-        return before, behind
+                grafted = Grafted(group, self._lane_rows(segments, group.lanes), slice(*ends), activation)
+                if GRAFTS[group.place.graft].reads_output:
+                    on_outputs.append(grafted)
+                else:
+                    on_inputs.append(grafted)
+        return on_inputs, on_outputs
 
     def _lane_rows(self, segments: Segments, lanes: tuple[int, ...]) -> LaneRows:
         key = (id(segments), lanes)
@@ -103,15 +111,15 @@ class BatchTensors:
         return self._rows[key]
 
     def vector(self, name: str) -> Tensor:
-        """[n] where all lanes agree, else [lanes, n]."""
+        """[n] if all lanes have the same vector, else [lanes, n]."""
         if name in self._stacks:
             return self._stacks[name]
-        found = self.matrix(name)
-        return torch.stack(found) if isinstance(found, list) else found
+        vector = self.matrix(name)
+        return torch.stack(vector) if isinstance(vector, list) else vector
 
 
 class Packed:
-    """The forward of a base on packed tokens, then each lane's own head on its own rows."""
+    """The forward of a base on packed tokens, then the head of each lane on the lane's rows."""
 
     def __init__(self, model: Model) -> None:
         config = model.base.config
@@ -136,21 +144,24 @@ class Packed:
     def takes_grafts(self, names: Iterable[str]) -> bool:
         """Whether grafts with these tensors can be computed here: beside linear layers, by formulas for packed rows."""
         for name in names:
-            found = locate(name)
-            if found is None or not GRAFTS[found[0].graft].packed or f"{found[0].module}.weight" not in self.products:
+            located = locate(name)
+            if located is None:
+                return False
+            place, _ = located
+            if not GRAFTS[place.graft].packed or f"{place.module}.weight" not in self.products:
                 return False
         return True
 
     @staticmethod
     def supports(model: Model) -> bool:
-        """Whether this path computes the model: a known family with every tensor in its place."""
+        """Whether this path computes the model: a known architecture that has all tensors of it."""
         config = model.base.config
         if architecture(config.model_type).packed is None or getattr(config, "is_decoder", False):
             return False
         names = _names(model)
-        inside = {(term, layer) for term in LAYER for layer in range(model.base.anatomy.layers)}
-        outside = {(part, None) for part in ("words", "positions", "g_emb", "b_emb")}
-        return inside | outside <= set(names)
+        inside = product(LAYER, range(model.base.anatomy.layers))
+        outside = product(("words", "positions", "g_emb", "b_emb"), (None,))
+        return all(key in names for key in chain(inside, outside))
 
     def __call__(
         self,
@@ -162,7 +173,7 @@ class Packed:
         frozen: int = 0,
         grafts: Sequence[GraftGroup] = (),
     ) -> list[Tensor]:
-        """Each lane's outputs for its rows, by its own head; with streams, dropout is on above the frozen layers."""
+        """The logits of each lane's rows; with streams, dropout is on above the frozen layers."""
         states = self._known(rows, frozen) if frozen else None
         if states is None or frozen < self.layers:
             layout = self._layout(rows)
@@ -174,15 +185,15 @@ class Packed:
                 draws = None if streams is None else _draws(rows, streams, self._sites(self.layers), layout.ids.device)
                 states = _Pass(self, tensors, layout, draws).run(states, frozen, self.layers, pools)
         assert states is not None
-        counts = [model.output_count(own) for model, own in zip(models, rows, strict=True)]
-        seen = torch.split_with_sizes(states, counts)
+        counts = [model.output_count(lane_rows) for model, lane_rows in zip(models, rows, strict=True)]
+        by_lane = torch.split_with_sizes(states, counts)
         heads = [self._head_tensors(lane) for lane in lanes]
-        if streams is not None:  # a lane's dropout counts its own rows, so each head runs alone
-            return [self._head(*each) for each in zip(models, heads, seen, streams, strict=True)]
+        if streams is not None:  # dropout is seeded by the row in the lane, so each head runs alone
+            return [self._head(*arguments) for arguments in zip(models, heads, by_lane, streams, strict=True)]
         out: dict[int, Tensor] = {}
         for members in _by_model(models):
-            model, own = models[members[0]], [heads[i] for i in members]
-            out |= zip(members, self._heads(model, own, [seen[i] for i in members]), strict=True)
+            outputs = self._heads(models[members[0]], [heads[i] for i in members], [by_lane[i] for i in members])
+            out |= zip(members, outputs, strict=True)
         return [out[i] for i in range(len(rows))]
 
     def prefix(
@@ -218,18 +229,21 @@ class Packed:
         return _Pass(self, tensors, layout, None).run(states, start, frozen, pools)
 
     def _known(self, rows: Sequence[Rows], frozen: int) -> Tensor | None:
-        known = [own.known for own in rows if own.known is not None and own.known.layers == frozen]
-        if len(known) < len(rows):
-            return None
-        states = [torch.from_numpy(own.states) for own in known]
+        """The frozen layers' outputs, if all rows have them; else None."""
+        states = []
+        for lane_rows in rows:
+            known = lane_rows.known
+            if known is None or known.layers != frozen:
+                return None
+            states.append(torch.from_numpy(known.states))
         return torch.cat(states).to(next(self.model.encoder.parameters()).device)
 
     def _sites(self, layers: int) -> int:
-        """How many places of dropout lie before a layer."""
+        """The number of dropout sites before a layer."""
         return 1 + layers * (3 if self.m1_dropout else 2)
 
     def _head_tensors(self, lane: LaneTensors) -> dict[str, Tensor]:
-        """What a lane has that is not part of the encoder."""
+        """The tensors of a lane that are not part of the encoder."""
         return {name: tensor for name, tensor in lane.tensors.items() if name not in self.inner}
 
     def _head(self, model: Model, head: Mapping[str, Tensor], states: Tensor, stream: int | None) -> Tensor:
@@ -237,16 +251,17 @@ class Packed:
             return model.classify(states)
 
     def _heads(self, model: Model, heads: Sequence[Mapping[str, Tensor]], texts: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Heads of one shape: the model's head is called once, and its linear layers take each lane's own tensors."""
-        names = {name for head in heads for name in head}
-        linear = all(isinstance(module, nn.Linear) for name in names for module, _ in model.places[name])
-        if len(heads) == 1 or not linear:
-            return [self._head(model, head, own, None) for head, own in zip(heads, texts, strict=True)]
+        """Heads of one model in one call: its linear layers take the tensors of each lane for the lane's rows."""
+        names = set(chain.from_iterable(heads))
+        owners = chain.from_iterable(model.owners[name] for name in names)
+        all_linear = all(isinstance(module, nn.Linear) for module, _ in owners)
+        if len(heads) == 1 or not all_linear:
+            return [self._head(model, head, states, None) for head, states in zip(heads, texts, strict=True)]
         stacks = {}
         for name in names:
             original = model.original(name)
             stacks[name] = torch.stack([head.get(name, original) for head in heads])
-        segments = Segments.of([len(own) for own in texts], texts[0].device)
+        segments = Segments.of([len(states) for states in texts], texts[0].device)
         with model.swapped(stacks), _ByLane(segments):
             return segments.split(model.classify(torch.cat(list(texts))))
 
@@ -254,56 +269,66 @@ class Packed:
         device = next(self.model.encoder.parameters()).device
         return Layout.of(rows, self.typed, self.embedding("positions").padding_idx, device)
 
-    def embedding(self, part: str) -> nn.Embedding:
-        """The module that holds an embedding matrix."""
-        module, _ = self.model.places[self.names[part, None]][0]
+    def embedding(self, role: str) -> nn.Embedding:
+        """The module of an embedding matrix: "words", "types", "positions" or "distances"."""
+        module, _ = self.model.owners[self.names[role, None]][0]
         assert isinstance(module, nn.Embedding)
         return module
 
     def eps(self, term: str, layer: int | None) -> float:
         """The epsilon of the LayerNorm a gamma belongs to."""
-        module, _ = self.model.places[self.names[term, layer]][0]
+        module, _ = self.model.owners[self.names[term, layer]][0]
         return float(module.eps)  # type: ignore[arg-type]
 
     def distance_buckets(self, width: int) -> Tensor:
         """MPNet's bucket of each query and key position."""
-        inside = torch.arange(width, device=self.embedding("distances").weight.device)
-        buckets: Tensor = self.model.encoder.encoder.relative_position_bucket(inside[None, :] - inside[:, None])  # type: ignore[union-attr, operator]
+        position = torch.arange(width, device=self.embedding("distances").weight.device)
+        distance = position[None, :] - position[:, None]
+        buckets: Tensor = self.model.encoder.encoder.relative_position_bucket(distance)  # type: ignore[union-attr, operator]
         return buckets
 
 
 class _Pass:
-    """One forward pass: the lanes' tensors on one layout, dropout sites counted as the stock model meets them."""
+    """One forward pass: the lanes' tensors on one layout. Dropout sites are numbered as in the stock model."""
 
     def __init__(self, packed: Packed, tensors: BatchTensors, layout: Layout, draws: Draws | None) -> None:
-        self.packed, self.tensors, self.layout, self.draws = packed, tensors, layout, draws
+        self.packed = packed
+        self.tensors = tensors
+        self.layout = layout
+        self.draws = draws
         self.site = 0
         self.masks = self._attention_masks()
-        self.heads, self.head = layout.heads(packed.heads, 3), layout.heads(packed.heads, 1)
+        self.qkv_heads = layout.heads(packed.heads, 3)
+        self.single_heads = layout.heads(packed.heads, 1)
 
     def run(self, states: Tensor | None, start: int, stop: int, pools: Sequence[str]) -> Tensor:
         """From the states of all tokens before layer `start` (None: from their ids) to those before layer `stop`.
 
-        After the last layer it is what the lanes' heads see, lane after lane: of each text the mean of its states or
-        the first of them, or the state of every token.
+        After the last layer, returns what the lanes' heads read, lane after lane: of each text the mean of its states
+        or the first of them, or the state of every token.
         """
         last = self.packed.layers - 1
         x = self._embed() if states is None else states
         self.site = self.packed._sites(start)
-        alone = all(pool == "cls" for pool in pools)
+        first_only = all(pool == "cls" for pool in pools)
         for layer in range(start, stop):
-            x = self._layer(layer, first_only=layer == last and alone)(x)
-        return x if stop <= last or alone else self._seen(x, pools)
+            x = self._layer(layer, first_only=layer == last and first_only)(x)
+        if stop <= last or first_only:
+            return x
+        return self._pooled(x, pools)
 
-    def _seen(self, x: Tensor, pools: Sequence[str]) -> Tensor:
-        views = {pool: self._view(x, pool) for pool in dict.fromkeys(pools)}
-        if len(views) == 1:
-            return views[pools[0]]
-        sides = {pool: self.layout.tokens if pool == "tokens" else self.layout.texts for pool in views}
-        parts = {pool: sides[pool].split(view) for pool, view in views.items()}
-        return torch.cat([parts[pool][lane] for lane, pool in enumerate(pools)])
+    def _pooled(self, x: Tensor, pools: Sequence[str]) -> Tensor:
+        """What the head of each lane reads, lane after lane."""
+        by_pool = {pool: self._pool(x, pool) for pool in dict.fromkeys(pools)}
+        if len(by_pool) == 1:
+            return by_pool[pools[0]]
+        by_lane = {}
+        for pool, pooled in by_pool.items():
+            segments = self.layout.tokens if pool == "tokens" else self.layout.texts
+            by_lane[pool] = segments.split(pooled)
+        return torch.cat([by_lane[pool][lane] for lane, pool in enumerate(pools)])
 
-    def _view(self, x: Tensor, pool: str) -> Tensor:
+    def _pool(self, x: Tensor, pool: str) -> Tensor:
         if pool == "mean":
             return torch.segment_reduce(x, "mean", lengths=self.layout.lengths, unsafe=True)
         return x if pool == "tokens" else x.index_select(0, self.layout.first)
@@ -320,55 +345,59 @@ class _Pass:
             return linear(x, self._linear(("project",), None, layout.tokens))
         return x
 
-    def _look_up(self, part: str, index: Tensor) -> Tensor:
-        name, tokens = self.packed.names[part, None], self.layout.tokens
+    def _look_up(self, role: str, index: Tensor) -> Tensor:
+        name = self.packed.names[role, None]
+        tokens = self.layout.tokens
         matrix = self.tensors.matrix(name)
-        padding = self.packed.embedding(part).padding_idx
+        padding = self.packed.embedding(role).padding_idx
         if isinstance(matrix, list):
-            pieces = zip(tokens.split(index), matrix, strict=True)
-            x = torch.cat([F.embedding(own, weight, padding) for own, weight in pieces])
+            by_lane = zip(tokens.split(index), matrix, strict=True)
+            x = torch.cat([F.embedding(lane_index, weight, padding) for lane_index, weight in by_lane])
         else:
             x = F.embedding(index, matrix, padding)
         return write_rows(x, index, self.tensors.patches([name], [x.shape[1]], tokens), padding)
 
     def _layer(self, layer: int, first_only: bool) -> Layer:
-        layout, packed = self.layout, self.packed
+        layout = self.layout
+        packed = self.packed
         segments = layout.texts if first_only else layout.tokens
+        # In the order of the stock model, since each call counts a dropout site.
         attention = self._attention(first_only)
         m1_keys = self._hidden_keys(first_only) if packed.m1_dropout else None
+        m3_keys = self._hidden_keys(first_only)
         return Layer(
-            layout,
-            layout.heads(packed.heads, 2) if first_only else self.heads,
-            self.head,
-            self._linear(("q",), layer, segments) if first_only else None,
-            self._linear(("k", "v") if first_only else ("q", "k", "v"), layer, layout.tokens),
-            attention,
-            self._linear(("m1",), layer, segments),
-            self._norm("LN1", layer, segments),
-            self._linear(("m2",), layer, segments),
-            self._linear(("m3",), layer, segments),
-            self._norm("LN2", layer, segments),
-            packed.activation,
-            (m1_keys, self._hidden_keys(first_only)),
-            packed.p_hidden,
+            layout=layout,
+            qkv_heads=layout.heads(packed.heads, 2) if first_only else self.qkv_heads,
+            single_heads=self.single_heads,
+            queries=self._linear(("q",), layer, segments) if first_only else None,
+            qkv=self._linear(("k", "v") if first_only else ("q", "k", "v"), layer, layout.tokens),
+            attention=attention,
+            m1=self._linear(("m1",), layer, segments),
+            LN1=self._norm("LN1", layer, segments),
+            m2=self._linear(("m2",), layer, segments),
+            m3=self._linear(("m3",), layer, segments),
+            LN2=self._norm("LN2", layer, segments),
+            activation=packed.activation,
+            keys=(m1_keys, m3_keys),
+            p=packed.p_hidden,
         )
 
-    def _linear(self, places: tuple[str, ...], layer: int | None, segments: Segments) -> Linear:
-        names = [self.packed.names[f"W_{place}", layer] for place in places]
-        biases = [self.tensors.vector(self.packed.names[f"b_{place}", layer]) for place in places]
+    def _linear(self, modules: tuple[str, ...], layer: int | None, segments: Segments) -> Linear:
+        names = [self.packed.names[f"W_{module}", layer] for module in modules]
+        biases = [self.tensors.vector(self.packed.names[f"b_{module}", layer]) for module in modules]
         sizes = [bias.shape[-1] for bias in biases]
         matrices = [self.tensors.matrix(name) for name in names]
         patches = self.tensors.patches(names, sizes, segments)
-        before, behind = self.tensors.grafts(names, sizes, segments, self.packed.activation)
-        additions: list[Addition] = [*before]
+        on_inputs, on_outputs = self.tensors.grafts(names, sizes, segments, self.packed.activation)
+        additions: list[Addition] = [*on_inputs]
         if patches:
             additions.append(Patches(patches))
-        return Linear(matrices, biases, segments, additions, behind)
+        return Linear(matrices, biases, segments, additions, on_outputs)
 
-    def _norm(self, place: str, layer: int | None, segments: Segments) -> Norm:
-        names = self.packed.names
-        gamma, bias = (self.tensors.vector(names[f"{form}_{place}", layer]) for form in "gb")
-        return Norm(gamma, bias, self.packed.eps(f"g_{place}", layer), segments)
+    def _norm(self, module: str, layer: int | None, segments: Segments) -> Norm:
+        gamma = self.tensors.vector(self.packed.names[f"g_{module}", layer])
+        bias = self.tensors.vector(self.packed.names[f"b_{module}", layer])
+        return Norm(gamma, bias, self.packed.eps(f"g_{module}", layer), segments)
 
     def _hidden_keys(self, first_only: bool = False) -> Tensor | None:
         self.site += 1
@@ -379,36 +408,41 @@ class _Pass:
 
     def _attention(self, first_only: bool) -> Attention:
         self.site += 1
-        masks = [mask[:, :1] if first_only and mask is not None else mask for mask in self.masks]
+        masks = self.masks
+        if first_only:
+            masks = [None if mask is None else mask[:, :1] for mask in masks]
         keys = None
-        groups, heads, p = self.layout.groups, self.packed.heads, self.packed.p_attention
-        if self.draws is not None and p:
-            drawn = self.draws.attention(self.site - 1, heads)
-            if first_only:
-                places = drawn.index_select(0, self.layout.first.index_select(0, self.layout.order)).view(-1)
-            else:
-                places = drawn.view(-1).index_select(0, self.head.take)
-            widths = [1 if first_only else group.width for group in groups]
-            sizes = [heads * group.texts * width for group, width in zip(groups, widths, strict=True)]
-            parts = torch.split_with_sizes(places, sizes)
-            keys = [part.view(-1, width, 1) for part, width in zip(parts, widths, strict=True)]
-        return Attention(groups, heads, masks, keys, p)
+        if self.draws is not None and self.packed.p_attention:
+            keys = self._attention_keys(self.draws.attention(self.site - 1, self.packed.heads), first_only)
+        return Attention(self.layout.groups, self.packed.heads, masks, keys, self.packed.p_attention)
+
+    def _attention_keys(self, by_token: Tensor, first_only: bool) -> list[Tensor]:
+        """The dropout keys of the queries of each group, [texts * heads, queries, 1], from those of each token."""
+        layout = self.layout
+        if first_only:
+            first = layout.first.index_select(0, layout.order)
+            by_query = by_token.index_select(0, first).view(-1)
+        else:
+            by_query = by_token.view(-1).index_select(0, self.single_heads.take)
+        queries = [1 if first_only else group.width for group in layout.groups]
+        sizes = [self.packed.heads * group.texts * n for group, n in zip(layout.groups, queries, strict=True)]
+        by_group = torch.split_with_sizes(by_query, sizes)
+        return [keys.view(-1, n, 1) for keys, n in zip(by_group, queries, strict=True)]
 
     def _attention_masks(self) -> list[Tensor | None]:
         """What is added to the scores of each group, [texts * heads, 1 or queries, keys]."""
-        heads, groups = self.packed.heads, self.layout.groups
-        masks = [_hidden_padding(group, heads) for group in groups]
+        groups = self.layout.groups
+        masks = [_hidden_padding(group, self.packed.heads) for group in groups]
         if ("distances", None) not in self.packed.names:
             return masks
         matrix = self.tensors.matrix(self.packed.names["distances", None])
-        ordered = self.layout.texts.lane.index_select(0, self.layout.order)
+        lanes = self.layout.texts.lane.index_select(0, self.layout.order)
+        by_group = torch.split_with_sizes(lanes, [group.texts for group in groups])
         full: list[Tensor | None] = []
-        for group, own, mask in zip(
-            groups, torch.split_with_sizes(ordered, [group.texts for group in groups]), masks, strict=True
-        ):
+        for group, group_lanes, mask in zip(groups, by_group, masks, strict=True):
             buckets = self.packed.distance_buckets(group.width)
             if isinstance(matrix, list):
-                bias = torch.stack(matrix).index_select(0, own)[:, buckets].permute(0, 3, 1, 2)
+                bias = torch.stack(matrix).index_select(0, group_lanes)[:, buckets].permute(0, 3, 1, 2)
             else:
                 bias = F.embedding(buckets, matrix).permute(2, 0, 1).expand(group.texts, -1, -1, -1)
             bias = bias.reshape(-1, group.width, group.width)
@@ -416,11 +450,16 @@ class _Pass:
         return full
 
 
-def linear(x: Tensor, part: Linear) -> Tensor:
+def linear(x: Tensor, layer: Linear) -> Tensor:
     """Linear layers outside the encoder's layers, by autograd."""
-    outputs = [_by_lane(x, m, b, part.segments) for m, b in zip(part.matrices, part.biases, strict=True)]
-    places = [place for patches in part.additions if isinstance(patches, Patches) for place in patches.places]
-    return add_linear(torch.cat(outputs, 1), x, places)
+    outputs = []
+    for matrix, bias in zip(layer.matrices, layer.biases, strict=True):
+        outputs.append(_by_lane(x, matrix, bias, layer.segments))
+    patches: list[PlacedPatch] = []
+    for addition in layer.additions:
+        if isinstance(addition, Patches):
+            patches += addition.patches
+    return add_linear(torch.cat(outputs, 1), x, patches)
 
 
 def _by_lane(x: Tensor, matrix: Matrix, bias: Tensor, segments: Segments) -> Tensor:
@@ -428,19 +467,25 @@ def _by_lane(x: Tensor, matrix: Matrix, bias: Tensor, segments: Segments) -> Ten
         return F.linear(x, matrix, bias)
     if isinstance(matrix, Tensor):
         return F.linear(x, matrix) + bias.index_select(0, segments.lane)
-    parts = segments.split(x)
-    own = bias.unbind(0) if bias.dim() == 2 else [bias] * len(parts)
-    return torch.cat([F.linear(*each) for each in zip(parts, matrix, own, strict=True)])
+    rows = segments.split(x)
+    biases = bias.unbind(0) if bias.dim() == 2 else [bias] * len(rows)
+    return torch.cat([F.linear(*arguments) for arguments in zip(rows, matrix, biases, strict=True)])
 
 
-def norm(x: Tensor, part: Norm) -> Tensor:
+def norm(x: Tensor, layer: Norm) -> Tensor:
     """A LayerNorm outside the encoder's layers, by autograd."""
-    gamma, bias = (v if v.dim() == 1 else v.index_select(0, part.segments.lane) for v in (part.gamma, part.bias))
-    return torch.addcmul(bias, F.layer_norm(x, x.shape[-1:], None, None, part.eps), gamma)
+    gamma = _by_row(layer.gamma, layer.segments)
+    bias = _by_row(layer.bias, layer.segments)
+    return torch.addcmul(bias, F.layer_norm(x, x.shape[-1:], None, None, layer.eps), gamma)
+
+
+def _by_row(vector: Tensor, segments: Segments) -> Tensor:
+    """A vector of all lanes as it is; the vectors of each lane repeated for its rows."""
+    return vector if vector.dim() == 1 else vector.index_select(0, segments.lane)
 
 
 class _ByLane(TorchFunctionMode):
-    """While it is on, a linear layer may hold stacks: a matrix or a bias for each lane of the rows it is given."""
+    """While it is active, a linear layer may hold stacks: a matrix or a bias for each lane of its input rows."""
 
     def __init__(self, segments: Segments) -> None:
         super().__init__()
@@ -454,35 +499,41 @@ class _ByLane(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        given = weight.new_zeros(weight.shape[-2]) if bias is None else bias
-        return _by_lane(x, list(weight.unbind(0)) if weight.dim() == 3 else weight, given, self.segments)
+        matrix = list(weight.unbind(0)) if weight.dim() == 3 else weight
+        if bias is None:
+            bias = weight.new_zeros(weight.shape[-2])
+        return _by_lane(x, matrix, bias, self.segments)
 
 
 def _names(model: Model) -> dict[tuple[str, int | None], str]:
+    """(Term, layer) -> the name of every tensor that the packed path reads; (role, None) for those without a term."""
     anatomy = model.base.anatomy
-    inputs = architecture(model.base.config.model_type).inputs
-    outside = {"g_emb": None, "b_emb": None}
-    names: dict[tuple[str, int | None], str] = {
-        (site.term, site.layer): site.name
-        for site in anatomy.sites
-        if (site.term in LAYER if site.layer is not None else site.term in outside)
-    }
-    return names | {(part, None): name for part, name in inputs.items() if name in anatomy.shapes}
+    names: dict[tuple[str, int | None], str] = {}
+    for site in anatomy.sites:
+        terms = ("g_emb", "b_emb") if site.layer is None else LAYER
+        if site.term in terms:
+            names[site.term, site.layer] = site.name
+    for role, name in architecture(model.base.config.model_type).inputs.items():
+        if name in anatomy.shapes:
+            names[role, None] = name
+    return names
 
 
 def _draws(rows: Sequence[Rows], streams: Sequence[int], sites: int, device: torch.device) -> Draws:
     keys = []
-    for own, stream in zip(rows, streams, strict=True):
-        row = np.repeat(np.arange(len(own)), own.lengths)
-        keys.append(token_keys(stream, row, np.arange(len(own.ids)) - np.repeat(own.starts[:-1], own.lengths)))
+    for lane_rows, stream in zip(rows, streams, strict=True):
+        row = np.repeat(np.arange(len(lane_rows)), lane_rows.lengths)
+        position = np.arange(len(lane_rows.ids)) - np.repeat(lane_rows.starts[:-1], lane_rows.lengths)
+        keys.append(token_keys(stream, row, position))
     return Draws(np.concatenate(keys), sites, device)
 
 
 def _by_model(models: Sequence[Model]) -> list[list[int]]:
-    found: dict[int, list[int]] = {}
+    """The lanes in groups with the same model."""
+    groups: dict[int, list[int]] = {}
     for i, model in enumerate(models):
-        found.setdefault(id(model), []).append(i)
-    return list(found.values())
+        groups.setdefault(id(model), []).append(i)
+    return list(groups.values())
 
 
 def _hidden_padding(group: Group, heads: int) -> Tensor | None:
