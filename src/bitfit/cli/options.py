@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import __version__
 from ..model.anatomy import HEADS
+from ..model.grafts import NONE
 from ..serve.settings import Settings
 from ..training import plan
 from ..training.plan import Option, Plan
@@ -243,7 +244,7 @@ def _evaluate(it: Parser) -> None:
 def _count(it: Parser) -> None:
     it.add_argument("base", metavar="BASE", nargs="?", help="folder, hub id or config.json (the demo base)")
     it.add_argument("--select", default="bias", help="what trains (%(default)s)")
-    it.add_argument("--inject", default="none", help="what is added: b_v, lora(W_q, 8), adapter(64) (%(default)s)")
+    it.add_argument("--inject", default=NONE, help="what is added: b_v, lora(W_q, 8), adapter(64) (%(default)s)")
     it.add_argument(
         "--head",
         default="full",

@@ -69,7 +69,10 @@ def run(done: Any, target: Path, took: float, base: str | None = None) -> None:
     best, meta = done.best, done.best.delta.meta
     metric = best.trial.metric
     if len(done.trials) > 1:
-        rows = [(*_settings(o.trial), "-" if o.dev is None else percent(o.dev), o.status) for o in done.trials]
+        rows = []
+        for outcome in done.trials:
+            score = "-" if outcome.dev is None else percent(outcome.dev)
+            rows.append((*_settings(outcome.trial), score, outcome.status))
         out.print(table(["rate", "batch", "seed", f"dev {metric}", ""], rows))
     for splits in _side_by_side(best.scores):
         out.print(_score_table({split: best.scores[split] for split in splits}))
@@ -77,10 +80,10 @@ def run(done: Any, target: Path, took: float, base: str | None = None) -> None:
         train, dev = (percent(best.scores[split][metric].value) for split in ("train", "dev"))
         out.print(f"generalisation gap: {metric} {percent(best.gap[metric])} ({train} on train, {dev} on dev)")
     if done.story is not None and 1 < len(done.story.classes) <= MANY_CLASSES:
-        cells = [
-            (row.label, f"{row.support:,}", percent(row.precision), percent(row.recall)) for row in done.story.classes
-        ]
-        out.print(table(["class", "held-out rows", "precision", "recall"], cells))
+        lines = []
+        for row in done.story.classes:
+            lines.append((row.label, f"{row.support:,}", percent(row.precision), percent(row.recall)))
+        out.print(table(["class", "held-out rows", "precision", "recall"], lines))
     out.print(f"{done.baseline_name}: {metric} {percent(done.majority)} on dev")
     share = f"{meta.trained / meta.total:.3%}"
     out.print(f"trained {meta.trained:,} of {meta.total:,} parameters ({share}) in {seconds(took)}")
@@ -219,11 +222,13 @@ def delta(found: Any, count: int) -> None:
         "base": f"{meta.base} ({meta.fingerprint[:12]})",
         "task": f"{meta.task}: {', '.join(meta.labels)}" if meta.labels else meta.task,
         "select": f"{meta.select}, head {meta.head}, pool {meta.pool}, init {meta.init}",
-        **({} if found.inject == "none" else {"inject": found.inject}),
-        "trained": f"{meta.trained:,} of {meta.total:,}",
-        "file": size(count),
-        **{split: f"{meta.metric} {percent(score.value)}" for split, score in scores.items()},
     }
+    if meta.injects:
+        facts["inject"] = meta.inject
+    facts["trained"] = f"{meta.trained:,} of {meta.total:,}"
+    facts["file"] = size(count)
+    for split, score in scores.items():
+        facts[split] = f"{meta.metric} {percent(score.value)}"
     out.print(table(["delta", ""], list(facts.items()), left=2))
     out.print()
     out.print(changemap.terminal(found.change, out.width))

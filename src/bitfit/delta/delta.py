@@ -98,7 +98,7 @@ class Delta:
 
     @property
     def inject(self) -> str:
-        """Which biases the delta adds to layers that have none, in the selection language."""
+        """The parameters that the delta adds to the base, as in --inject."""
         return self.meta.inject
 
     @property

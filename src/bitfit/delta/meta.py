@@ -17,6 +17,7 @@ from typing import Any
 from ..data.examples import Columns
 from ..data.readers import READERS
 from ..errors import DeltaError, UsageError
+from ..model.grafts import NONE, injects
 from ..values import read_known
 
 FORMAT = 1
@@ -45,7 +46,7 @@ class Trial:
     """
 
     select: str
-    inject: str = "none"
+    inject: str = NONE
     head: str
     init: str
     pool: str
@@ -98,7 +99,7 @@ class Meta:
     hub: bool  # whether the base's name is one of the hub
     fingerprint: str
     select: str
-    inject: str = "none"  # biases that the delta adds to layers without one, in the selection language
+    inject: str = NONE  # the parameters that the delta adds to the base, as in --inject
     head: str
     init: str
     pool: str
@@ -176,6 +177,11 @@ class Meta:
     def hub_base(self) -> str | None:
         """The base's hub id; None if the base was a folder."""
         return self.base if self.hub and HUB_ID.fullmatch(self.base) else HUB_NAMES.get(self.base)
+
+    @property
+    def injects(self) -> bool:
+        """Whether the delta adds parameters to the base."""
+        return injects(self.inject)
 
     @property
     def pairs(self) -> bool:

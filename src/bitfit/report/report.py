@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
+from ..model.grafts import injects
 from ..study import forecast
 from ..study.manifest import Manifest
 from ..study.spec import Figure, Method, Study
@@ -355,18 +356,27 @@ def facts(study: Study) -> list[tuple[str, str]]:
 
 
 def _settings(method: Method) -> str:
-    told = [method.select, f"rates {_rates(method.rates)}"]
+    """The settings of a method that are not the defaults, in words."""
+    rates = _rates(method.rates)
     if method.rates_by_task:
         by_task = ", ".join(f"{task} {_rates(rates)}" for task, rates in method.rates_by_task.items())
-        told = [method.select, f"rates {by_task}; elsewhere {_rates(method.rates)}"]
-    told += [f"head {method.head}"] if method.head != "full" else []
-    told += [f"with {method.inject}"] if method.inject != "none" else []
-    told += [f"{method.epochs_times} times the epochs"] if method.epochs_times > 1 else []
-    told += [f"starts from {method.init}"] if method.init != "keep" else []
-    told += [f"dropout {method.dropout}"] if method.dropout != "on" else []
-    told += ["settled layers are frozen"] if method.autofreeze else []
-    told += [method.note] if method.note else []
-    return "; ".join(told)
+        rates = f"{by_task}; elsewhere {rates}"
+    words = [method.select, f"rates {rates}"]
+    if method.head != "full":
+        words.append(f"head {method.head}")
+    if injects(method.inject):
+        words.append(f"with {method.inject}")
+    if method.epochs_times > 1:
+        words.append(f"{method.epochs_times} times the epochs")
+    if method.init != "keep":
+        words.append(f"starts from {method.init}")
+    if method.dropout != "on":
+        words.append(f"dropout {method.dropout}")
+    if method.autofreeze:
+        words.append("settled layers are frozen")
+    if method.note:
+        words.append(method.note)
+    return "; ".join(words)
 
 
 def _rates(rates: Sequence[float]) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 from .. import values
 from ..errors import BitfitError, StudyError, suggest
 from ..model.anatomy import HEADS
+from ..model.grafts import NONE
 from ..model.language import check, check_inject, parse_init
 from ..training.plan import DROPOUTS
 from . import SEARCHES
@@ -77,7 +78,7 @@ class Method:
     select: str
     rates: tuple[float, ...]
     rates_by_task: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    inject: str = "none"  # parameters that are added to the base
+    inject: str = NONE  # parameters that are added to the base
     epochs_times: int = 1  # times the protocol's epochs, where little trains and the encoder runs once
     fixed: bool = False  # the rates are the point of the study: they are never replaced or widened
     head: str = "full"
