@@ -1,4 +1,4 @@
-"""The data of a study's tasks: how a split and sizes become a data set."""
+"""The data sets of a study's tasks, by split and sizes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..data import sources
-from ..data.examples import Dataset, Examples
+from ..data.examples import Dataset, Examples, Kind
 from ..data.sources import Source
 from ..data.splits import subset
 from ..errors import DataError, UsageError
@@ -15,7 +15,7 @@ from ..errors import DataError, UsageError
 
 @dataclass(frozen=True)
 class Opening:
-    """What it takes to open the data of a task on a base: plain values, so that another process can do the same."""
+    """A request for the data of a task on a base. It holds plain values, so that another process can open it too."""
 
     base: str | None
     task: str
@@ -25,8 +25,8 @@ class Opening:
     dev_size: int | None
     max_length: int
     seed: int = 0  # of the draw of training rows
-    test_part: str = ""  # the part of the data that is the test set, where it is not the published one
-    more_parts: tuple[str, ...] = ()  # further parts to score
+    test_part: str = ""  # the split that is the test set, if it is not the published one
+    more_parts: tuple[str, ...] = ()  # further splits to score
 
 
 def read(task: str, folder: str | None) -> Source:
@@ -37,49 +37,57 @@ def read(task: str, folder: str | None) -> Source:
         raise DataError(str(error)) from error
 
 
-def dataset(source: Source, wanted: Opening) -> Dataset:
-    """The data of a task under a protocol, cut to the sizes that are wanted.
+def dataset(source: Source, opening: Opening) -> Dataset:
+    """The data of a task under a protocol, cut to the requested sizes.
 
-    The dev part chooses rates and checkpoints, the test part is scored once. `holdout`: a fifth of train becomes dev
-    and the published dev becomes test; sizes count both, as what-to-freeze counts them. `dev` and `test`: as
-    published; without labelled test rows half of dev is held out for the test. Scored rows do not depend on the seed.
+    Dev chooses rates and checkpoints, test is scored once. `holdout`: a fifth of train becomes dev and the published
+    dev becomes test; sizes count both, as what-to-freeze counts them. `dev` and `test`: as published; without labelled
+    test rows half of dev is held out as test. Scored rows do not depend on the seed.
     """
-    if wanted.split == "holdout":
-        drawn = wanted.size if wanted.size is not None and wanted.size < len(source.published.train) else None
-        whole = source.dataset("holdout", drawn, wanted.seed)
-        dev, test = whole.dev, whole.more.get(wanted.test_part, whole.test)
+    if opening.split == "holdout":
+        size = opening.size
+        if size is not None and size >= len(source.published.train):
+            size = None
+        data = source.dataset("holdout", size, opening.seed)
+        test = data.more.get(opening.test_part, data.test)
     else:
-        whole = source.dataset(seed=wanted.seed)
-        whole = replace(whole, train=_cut(whole, whole.train, wanted.size, wanted.seed))
-        dev, test = whole.dev, whole.test
+        data = source.dataset(seed=opening.seed)
+        data = replace(data, train=_cut(data.train, data.kind, opening.size, opening.seed))
+        test = data.test
+    dev = data.dev
     if test is None:
-        dev, test = _halves(whole, dev)
-    more = {name: _cut(whole, whole.more[name], wanted.dev_size) for name in wanted.more_parts if name in whole.more}
-    cut_dev, cut_test = (_cut(whole, part, wanted.dev_size) for part in (dev, test))
-    return replace(whole, dev=cut_dev, test=cut_test, more=more)
+        dev, test = _halves(dev, data.kind)
+    more = {}
+    for name in opening.more_parts:
+        if name in data.more:
+            more[name] = _cut(data.more[name], data.kind, opening.dev_size)
+    dev = _cut(dev, data.kind, opening.dev_size)
+    test = _cut(test, data.kind, opening.dev_size)
+    return replace(data, dev=dev, test=test, more=more)
 
 
-def _halves(found: Dataset, part: Examples) -> tuple[Examples, Examples]:
-    """Two halves of the rows, each class in both."""
-    first = subset(part, found.kind, len(part) // 2, 0)
-    second = sorted(set(range(len(part))) - set(first))
-    return part.take(first), part.take(second)
+def _halves(examples: Examples, kind: Kind) -> tuple[Examples, Examples]:
+    """Two halves of the examples, each class in both."""
+    first = subset(examples, kind, len(examples) // 2, 0)
+    second = sorted(set(range(len(examples))) - set(first))
+    return examples.take(first), examples.take(second)
 
 
-def _cut(found: Dataset, part: Examples, size: int | None, seed: int = 0) -> Examples:
-    if size is None or size >= len(part):
-        return part
-    return part.take(subset(part, found.kind, size, seed))
+def _cut(examples: Examples, kind: Kind, size: int | None, seed: int = 0) -> Examples:
+    """At most `size` of the examples."""
+    if size is None or size >= len(examples):
+        return examples
+    return examples.take(subset(examples, kind, size, seed))
 
 
-def fingerprint(found: Dataset) -> str:
-    """A digest of all rows of all parts, in order."""
+def fingerprint(data: Dataset) -> str:
+    """A digest of all rows of all splits, in order."""
     state = hashlib.sha256()
-    parts: dict[str, Any] = {"train": found.train, "dev": found.dev, "test": found.test, **found.more}
-    for name, part in parts.items():
-        state.update(f"{name} {0 if part is None else len(part)}\n".encode())
-        if part is None:
+    splits: dict[str, Any] = {"train": data.train, "dev": data.dev, "test": data.test, **data.more}
+    for name, examples in splits.items():
+        state.update(f"{name} {0 if examples is None else len(examples)}\n".encode())
+        if examples is None:
             continue
-        for row in zip(part.texts, part.pairs or part.texts, part.labels, strict=True):
+        for row in zip(examples.texts, examples.pairs or examples.texts, examples.labels, strict=True):
             state.update(repr(row).encode())
     return state.hexdigest()

@@ -1,4 +1,4 @@
-"""What a study costs before it runs: floating-point operations, seconds and memory. Needs no torch but for `speed`."""
+"""Forecast of a study's cost: floating-point operations, seconds and memory. Only `speed` needs torch."""
 
 from __future__ import annotations
 
@@ -93,12 +93,14 @@ def _effort(text: str, init: str) -> Effort:
 def work(effort: Effort, layers: float, tokens: float, dev_tokens: float, epochs: int, evaluations: int) -> float:
     """Floating-point operations of one trial: forward 2, gradient of inputs 2, of weights 2 per parameter and token.
 
-    Frozen layers run once, whatever the epochs.
+    Frozen layers run once for all epochs.
     """
-    frozen, active = layers * effort.frozen, layers * (1 - effort.frozen)
-    step = 6 if effort.matrices else 4
-    once = 2 * frozen * (tokens + dev_tokens)
-    return once + active * (step * tokens * epochs + 2 * dev_tokens * epochs * evaluations)
+    frozen = layers * effort.frozen
+    active = layers - frozen
+    per_token = 6 if effort.matrices else 4
+    training = per_token * tokens * epochs
+    evaluating = 2 * dev_tokens * epochs * evaluations
+    return 2 * frozen * (tokens + dev_tokens) + active * (training + evaluating)
 
 
 def estimate(study: Study) -> tuple[int, float]:
@@ -123,15 +125,16 @@ def estimate(study: Study) -> tuple[int, float]:
 
 def trial_work(job: Job, resolved: Resolved) -> float:
     """Floating-point operations of a trial on its data."""
-    trial, what = resolved.trial, resolved.resolution
+    trial = resolved.trial
+    resolution = resolved.resolution
     sites = job.base.anatomy
     layers = sum(site.size for site in sites.sites if site.layer is not None)
-    effort = Effort.of(what.selection, what.depth, sites.layers)
+    effort = Effort.of(resolution.selection, resolution.depth, sites.layers)
     return work(effort, layers, len(job.train.rows.ids), len(job.dev.rows.ids), trial.epochs, trial.evals_per_epoch)
 
 
 def memory(job: Job, group: Sequence[Resolved]) -> float:
-    """About how many bytes a pass holds: the base, five numbers per trained entry, the activations of a step."""
+    """The approximate memory of a pass: the base, five numbers per trained entry, the activations of a step."""
     base, rows = job.base, job.train.rows
     trained = sum(resolved.resolution.selection.count for resolved in group)
     tokens = len(group) * group[0].trial.batch * len(rows.ids) / max(1, len(rows))
@@ -141,8 +144,9 @@ def memory(job: Job, group: Sequence[Resolved]) -> float:
 
 
 def speed(results: Results) -> float:
-    """Operations per second that training reaches here: measured on earlier trials, else on a matrix product."""
-    done, seconds = 0.0, 0.0
+    """The speed of training, in operations per second: of earlier trials, else estimated by a matrix product."""
+    done = 0.0
+    seconds = 0.0
     for path in sorted(results.trials.glob("*.json"))[:SPEED_FILES]:
         result = results.read(path.stem)
         if result is not None:

@@ -1,4 +1,4 @@
-"""Which trials a study consists of: a pure function of the study and of what the user changed. Needs no torch."""
+"""The grid of a study: its trials, as a pure function of the study and the user's settings. Needs no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .spec import Method, Protocol, Study
 WIDENINGS = 2  # rounds in which a cell whose best rate is at an edge tries a further one
 WIDER = 3  # by which factor at least the further rate lies beyond the edge
 DefaultRates = Callable[[Method], tuple[float, ...]]
-"""The default rates of a method on the base at hand."""
+"""The default rates of a method on a base."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ def methods(study: Study, settings: Settings) -> tuple[Method, ...]:
 
 def places(study: Study, settings: Settings) -> list[tuple[str, int | None]]:
     """Tasks and training sizes, in the order they are run; a view is scored by the trials of another task."""
-    found = []
+    pairs: list[tuple[str, int | None]] = []
     for task in settings.tasks or study.tasks:
         if task not in study.views:
-            found += [(task, size) for size in _sizes(study, settings, task)]
-    return found
+            pairs += [(task, size) for size in _sizes(study, settings, task)]
+    return pairs
 
 
 def _sizes(study: Study, settings: Settings, task: str) -> list[int | None]:
@@ -94,8 +94,8 @@ def _sizes(study: Study, settings: Settings, task: str) -> list[int | None]:
     sizes = study.task_sizes(task)
     if most is None:
         return list(sizes)
-    kept = [size if size is not None and size <= most else most for size in sizes]
-    return list(dict.fromkeys(kept))
+    limited = [size if size is not None and size <= most else most for size in sizes]
+    return list(dict.fromkeys(limited))
 
 
 def rates(
@@ -133,7 +133,7 @@ def widen(study: Study, settings: Settings, base: str, scores: Mapping[Point, fl
 
     Rates that a user names, the paper's rates on the paper's base and rates that the study fixes are not widened.
     """
-    if not (settings.lr == "auto" or (settings.lr is None and base not in study.protocol.bases)):
+    if not _takes_default_rates(study, settings, base):
         return []
     points = []
     for of_cell in by_cell(scores).values():
@@ -166,12 +166,12 @@ def wider_rate(tried: Sequence[float], best: float) -> float | None:
 def repeat(study: Study, settings: Settings, scores: Mapping[Point, float | None]) -> list[Point]:
     """The second stage: the other seeds of each cell, at the rate and batch size its first seed chose."""
     points = []
-    for points_of in by_cell(scores).values():
-        best = choose({point: scores[point] for point in points_of})
+    for of_cell in by_cell(scores).values():
+        best = choose({point: scores[point] for point in of_cell})
         if best is None:
             continue
-        method, task, size = points_of[0].cell
-        done = {point.seed for point in points_of if (point.lr, point.batch) == best}
+        method, task, size = of_cell[0].cell
+        done = {point.seed for point in of_cell if (point.lr, point.batch) == best}
         wanted = set(range(rounds(study, settings, task))) - done
         points += [Point(method, task, size, *best, seed) for seed in sorted(wanted)]
     return points
@@ -221,9 +221,9 @@ def differences(study: Study, settings: Settings, base: str, name: str) -> list[
         ("rounds", settings.seeds, protocol.rounds),
         ("rate search", settings.search, protocol.search),
     )
-    for name, ours, theirs in pairs:
-        if ours is not None and ours != theirs:
-            changed.append(f"{name.capitalize()}: {_several(ours)} instead of {_several(theirs)}.")
+    for name, setting, published in pairs:
+        if setting is not None and setting != published:
+            changed.append(f"{name.capitalize()}: {_several(setting)} instead of {_several(published)}.")
     if settings.train_size is not None:
         changed.append(f"At most {settings.train_size:,} training rows.")
     if settings.dev_size is not None:

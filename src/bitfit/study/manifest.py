@@ -1,4 +1,4 @@
-"""The manifest of a study on a base: which trials are its own, and how they were run. No torch."""
+"""The manifest of a study on a base: which trials belong to it, and how they were run. No torch."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Manifest:
     skipped: Mapping[str, str] = field(default_factory=dict)  # task or method -> why
     threads: int = 1
     points: tuple[Entry, ...] = ()
-    published: bool = False  # whether the results are a paper's own
+    published: bool = False  # whether the results are the numbers printed in a paper
 
     def frames(self, task: str) -> list[Frame]:
         """How a task was trained, in each run that had it."""
@@ -90,15 +90,15 @@ class Manifest:
             if any(other != frame for other in earlier.frames(task)):
                 changed.add(task)
         touched = {entry.cell for entry in self.points}
-        kept = [entry for entry in earlier.points if entry.cell not in touched and entry.task not in changed]
-        runs = _runs_of(earlier.runs, kept)
+        untouched = [entry for entry in earlier.points if entry.cell not in touched and entry.task not in changed]
+        runs = _runs_of(earlier.runs, untouched)
         if not runs:
             return self
         tried = {*run.frames, *run.methods}
         skipped = {name: why for name, why in earlier.skipped.items() if name not in tried}
         return replace(
             self,
-            points=(*kept, *self.points),
+            points=(*untouched, *self.points),
             audit={**earlier.audit, **self.audit},
             skipped={**skipped, **self.skipped},
             runs=(*runs, run),
@@ -108,12 +108,12 @@ class Manifest:
 def _runs_of(runs: tuple[RunFacts, ...], entries: list[Entry]) -> list[RunFacts]:
     """The runs that made these entries, each with the tasks that it made entries of."""
     cells = {(entry.method, entry.task) for entry in entries}
-    found = []
+    makers = []
     for run in runs:
         frames = {}
         for task, frame in run.frames.items():
             if any((method, task) in cells for method in run.methods):
                 frames[task] = frame
         if frames:
-            found.append(replace(run, frames=frames))
-    return found
+            makers.append(replace(run, frames=frames))
+    return makers

@@ -34,7 +34,7 @@ from .store import Result, peak_memory, reset_peak
 LOSS_POINTS = 120  # points of the training loss that a result keeps
 KEPT_TOKENS = 50_000_000  # encoded data that a process keeps; about 800 MB, and as much again for its texts
 Progress = Callable[[float], None]
-"""Is told the work done of the pass under way."""
+"""Called with the work done in the current pass."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +243,6 @@ def _losses(history: History, steps: int) -> list[list[float]]:
 def _evaluations(history: History) -> list[list[float]]:
     """Epoch, dev loss and dev score of every evaluation."""
     points = []
-    for found in history.evaluations:
-        points.append([round(found.epoch, 3), round(found.dev_loss, 5), round(found.dev_score, 5)])
+    for evaluation in history.evaluations:
+        points.append([round(evaluation.epoch, 3), round(evaluation.dev_loss, 5), round(evaluation.dev_score, 5)])
     return points

@@ -1,4 +1,4 @@
-"""Running a study: what is missing, stage by stage, each trial's result written once."""
+"""Running a study: the trials that are missing, stage by stage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .store import Result, Results, key_of, standings
 
 Say = Callable[[str], None]
 Meter = Callable[[float, float], None]
-"""Is told the work done and the work to do."""
+"""Called with the work done and the total work."""
 
 
 @dataclass
@@ -85,15 +85,15 @@ class Campaign:
         by_data: dict[Opening, list[Point]] = {}
         for point in points:
             by_data.setdefault(self._opening(point), []).append(point)
-        found: list[Pass] = []
+        works: list[Pass] = []
         for opening, of_data in by_data.items():
             try:
-                found += self._passes(opening, of_data)
+                works += self._passes(opening, of_data)
             except DataError as error:
                 self.skipped[opening.task] = str(error)
         if not self.keys:
             raise DataError("; ".join(self.skipped.values()) or f"{self.study.name}: nothing to run")
-        return found
+        return works
 
     def _opening(self, point: Point) -> Opening:
         """The data of a point. Rows that are drawn are drawn anew for every seed."""
@@ -126,12 +126,12 @@ class Campaign:
             except SelectionError as error:
                 self.skipped[name] = str(error)
                 continue
-            trials += [found for found in resolved if found.trial not in where]
+            trials += [each for each in resolved if each.trial not in where]
             for point, trial in wanted.items():
                 self.keys[point] = key_of(trial_table(trial), opened.digest, job.base.fingerprint)
                 where.setdefault(trial, point)
         for group in passes(trials, self.lanes):
-            missing = [found for found in group if not self.results.has(self.keys[where[found.trial]])]
+            missing = [each for each in group if not self.results.has(self.keys[where[each.trial]])]
             if missing:
                 yield self._pass(opening, job, missing, where)
 
@@ -195,21 +195,21 @@ class Campaign:
         base = self.workspace.base
         if {self.base, self.name} & set(self.study.protocol.bases):
             return []
-        told = []
+        differences = []
         if resolve_pool(base, "auto") == "mean":
-            told.append("The head sees the mean of all tokens; the paper's sees the first token.")
+            differences.append("The head sees the mean of all tokens; the paper's sees the first token.")
         if getattr(base.tokenizer, "do_lower_case", False) and self.study.protocol.cased != "no":
-            told.append("The tokenizer is uncased.")
-        return told
+            differences.append("The tokenizer is uncased.")
+        return differences
 
 
 def about(study: Study, base: Base, methods: Sequence[Method], run: RunFacts, threads: int) -> Manifest:
     """A manifest without points: the base, what each method trains of it, and the run."""
     audits = {}
     for method in methods:
-        found = count(base, method.select, method.head, inject=method.inject)
-        trained = {part: number for part, (_, number) in found.parts().items()}
-        audits[method.name] = {**trained, "total": found.total}
+        audit = count(base, method.select, method.head, inject=method.inject)
+        trained = {part: number for part, (_, number) in audit.parts().items()}
+        audits[method.name] = {**trained, "total": audit.total}
     anatomy = base.anatomy
     return Manifest(
         study=study.name,
@@ -260,17 +260,17 @@ def _stage(results: Results, works: Sequence[Pass], engine: Engine, say: Say, me
     def progress(part: float) -> None:
         meter(done + part, total)
 
-    for work, found in engine(works, progress):
-        results.commit(work.folder, found)
+    for work, outcomes in engine(works, progress):
+        results.commit(work.folder, outcomes)
         done += work.work
-        trained += len(found)
+        trained += len(outcomes)
         meter(done, total)
-        say(_summary(work, found))
+        say(_summary(work, outcomes))
     return trained
 
 
 def dry_run(campaign: Campaign) -> list[Pass]:
-    """The passes that would run; which rate the second stage takes is not known, but all of a cell cost the same."""
+    """The passes that would run. The rate of the second stage is not known, but all rates of a cell cost the same."""
     campaign.results.replay()
     first = campaign.search()
     works = campaign.plan(first)
@@ -282,16 +282,16 @@ def dry_run(campaign: Campaign) -> list[Pass]:
     return works + campaign.plan(grid.repeat(campaign.study, campaign.settings, scores))
 
 
-def _summary(work: Pass, found: list[Result]) -> str:
+def _summary(work: Pass, outcomes: list[Result]) -> str:
     """One line on a finished pass."""
     where = work.opening.task
     if work.opening.size:
         where += f" ({work.opening.size:,} rows)"
     names = ", ".join(dict.fromkeys(point.method for point in work.points))
-    scores = [score for result in found if (score := result.score("dev")) is not None]
-    diverged = sum(result.status == "diverged" for result in found)
+    scores = [score for result in outcomes if (score := result.score("dev")) is not None]
+    diverged = sum(result.status == "diverged" for result in outcomes)
     shown = f"best dev {100 * max(scores):.1f}" if scores else "all diverged"
     if scores and diverged:
         shown += f", {diverged} diverged"
-    seconds = sum(result.cost["seconds"] for result in found)
-    return f"{where}: {names}: {len(found)} trials, {shown}, {seconds:.0f} s"
+    seconds = sum(result.cost["seconds"] for result in outcomes)
+    return f"{where}: {names}: {len(outcomes)} trials, {shown}, {seconds:.0f} s"

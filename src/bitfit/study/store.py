@@ -1,7 +1,7 @@
-"""Results as files: one per trial, named by what decides its outcome, written all or nothing. No torch.
+"""Results as files: one per trial, named by a digest of what decides its outcome, written atomically. No torch.
 
-A finished pass is first written as one journal file in its own folder and then spread over the trials' files. A
-process killed in between leaves the journal, and the next one spreads it: never half a pass, never two results.
+A finished pass is first written to one journal file, then copied to the files of its trials. If the process is killed
+in between, the next one finds the journal and finishes the copy, so that a pass is never stored by half.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ JOURNAL = "results.json"
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one trial; `cost` is all that may differ between two runs of it."""
+    """The outcome of one trial; only `cost` may differ between two runs of it."""
 
     key: str
     status: str  # done or diverged
@@ -61,8 +61,8 @@ class Result:
 
     def score(self, part: str, metric: str | None = None) -> float | None:
         """A score as a fraction of 1; None for a diverged trial."""
-        found = self.scores.get(part, {}).get(metric or self.metric)
-        return found[0] if found else None
+        score = self.scores.get(part, {}).get(metric or self.metric)
+        return score[0] if score else None
 
     def rows_of(self, part: str) -> Rows | None:
         """The result of each row of a part; None where it was not stored."""
@@ -92,21 +92,22 @@ class Results:
         return _typed(Result, path) if path.is_file() else None
 
     def pass_folder(self, study: str, base: str, keys: Iterable[str]) -> Path:
-        """Where one pass keeps its checkpoints while it is under way."""
+        """The folder of a pass's checkpoints while it runs."""
         name = hashlib.sha256(" ".join(keys).encode()).hexdigest()[:16]
         return self.folder / "passes" / study / slug(base) / name
 
     def commit(self, folder: Path, results: Iterable[Result]) -> None:
-        """Put the results of a finished pass in place."""
+        """Store the results of a finished pass."""
         _dump(folder / JOURNAL, [asdict(result) for result in results])
-        self._spread(folder)
+        self._copy_journal(folder)
 
     def replay(self) -> None:
-        """Finish what a killed process had begun to put in place."""
+        """Finish the commits of processes that were killed."""
         for journal in sorted(self.folder.glob(f"passes/*/*/*/{JOURNAL}")):
-            self._spread(journal.parent)
+            self._copy_journal(journal.parent)
 
-    def _spread(self, folder: Path) -> None:
+    def _copy_journal(self, folder: Path) -> None:
+        """Copy the results in a journal to the files of their trials, and remove the pass's folder."""
         for table in _load(folder / JOURNAL):
             _dump(self.trials / f"{table['key']}.json", table)
         shutil.rmtree(folder, ignore_errors=True)
@@ -115,8 +116,9 @@ class Results:
                 empty.rmdir()
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Say which trials are a study's on a base, and how it was run; other cells of a like run stay in it."""
-        base = manifest.base  # two folders may have one name
+        """Write which trials belong to a study on a base, and how it was run; cells of earlier like runs stay in it."""
+        base = manifest.base
+        # With the fingerprint, since two base folders may have the same name.
         path = self.folder / manifest.study / f"{slug(base.name)}-{base.fingerprint[:6]}.json"
         earlier = _load(path) if path.is_file() else None
         if isinstance(earlier, dict) and "runs" in earlier:
@@ -124,19 +126,19 @@ class Results:
         _dump(path, asdict(manifest))
 
     def manifests(self, study: str) -> list[Manifest]:
-        """What was run of a study, one entry per base."""
-        found = []
+        """The manifests of a study, one per base."""
+        manifests = []
         for path in sorted((self.folder / study).glob("*.json")):
             table = _load(path)
             if not isinstance(table, dict) or "runs" not in table:
                 raise DataError(f"{path}: of another version of bitfit; run the study again, finished trials are kept")
-            found.append(_typed(Manifest, path))
-        return found
+            manifests.append(_typed(Manifest, path))
+        return manifests
 
     def known(self) -> list[str]:
-        """The studies something was run of."""
-        apart = {"trials", "passes"}
-        return sorted({path.parent.name for path in self.folder.glob("*/*.json")} - apart)
+        """The studies with results."""
+        other_folders = {"trials", "passes"}
+        return sorted({path.parent.name for path in self.folder.glob("*/*.json")} - other_folders)
 
     @contextmanager
     def locked(self, study: str) -> Iterator[None]:
@@ -153,14 +155,23 @@ class Results:
 
 
 def standings(results: Mapping[Point, Result | None]) -> dict[Point, float | None]:
-    """What a rate is chosen by: dev scores; a diverged run counts as the majority class, unless all of its cell are."""
-    found: dict[Point, float | None] = {}
+    """The dev scores that choose a rate; None for a trial without a result.
+
+    A diverged run scores as the majority class, unless every run of its cell diverged.
+    """
+    scores: dict[Point, float | None] = {}
     for points in by_cell(results).values():
-        own = {point: result for point in points if (result := results[point]) is not None}
-        scores = {point: result.score("dev") for point, result in own.items()}
-        lost = {point: result.majority for point, result in own.items() if result.status == "diverged"}
-        found |= dict.fromkeys(points) | scores | (lost if len(lost) < len(own) else {})
-    return found
+        done = [result for point in points if (result := results[point]) is not None]
+        all_diverged = all(result.status == "diverged" for result in done)
+        for point in points:
+            result = results[point]
+            if result is None:
+                scores[point] = None
+            elif result.status == "diverged" and not all_diverged:
+                scores[point] = result.majority
+            else:
+                scores[point] = result.score("dev")
+    return scores
 
 
 def slug(name: str) -> str:
@@ -188,7 +199,7 @@ def _dump(path: Path, value: Any) -> None:
 
 
 def peak_memory() -> float:
-    """Most memory this process has held since `reset_peak`, in bytes; 0 where the system does not tell."""
+    """The peak memory of this process since `reset_peak`, in bytes; 0 if the system does not report it."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -206,7 +217,7 @@ def _return_memory() -> None:
 
 
 def reset_peak() -> None:
-    """Begin to measure memory anew, where the system allows it."""
+    """Reset the measurement of `peak_memory`, if the system allows it."""
     _return_memory()
     try:
         descriptor = os.open("/proc/self/clear_refs", os.O_WRONLY)
