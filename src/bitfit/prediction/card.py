@@ -14,13 +14,13 @@ from ..tasks import Task
 
 @dataclass(frozen=True)
 class Exported:
-    """What differs in an exported model from its base's stock class."""
+    """How an exported model differs from the stock class of its base."""
 
     injected: tuple[str, ...] = ()  # biases for layers that have none in the base
     switches: tuple[str, ...] = ()  # settings of the configuration that make room for some of them
     outside: tuple[str, ...] = ()  # those that no setting makes room for
     adapters: tuple[str, ...] = ()  # tensors of adapters
-    own_code: bool = False  # whether the folder has code of its own
+    own_code: bool = False  # whether the folder contains modeling code
 
 
 def card(delta: Delta, base: Base, task: Task, exported: Exported) -> str:
@@ -102,27 +102,29 @@ def _folded(delta: Delta) -> str:
     if not delta.meta.folded:
         return ""
     differ = sum(values.size for _, values in delta.entries.values())
-    return f"Biases that others can stand for are folded into those; {differ:,} numbers of the encoder are its own.\n"
+    return (
+        f"Biases whose effect others can take over are folded into those; {differ:,} numbers of the encoder differ.\n"
+    )
 
 
 def _differences(exported: Exported) -> str:
-    """What a reader must know of a model that is not quite of its base's architecture."""
-    said = []
+    """The section on how a model differs from the architecture of its base."""
+    sentences = []
     if exported.own_code:
-        said.append(
+        sentences.append(
             "No class of transformers computes this model, so the folder holds `modeling_bitfit.py`, which does. "
             "transformers runs it with `trust_remote_code=True` and refuses to load the folder without."
         )
     if exported.injected:
-        said.append(f"Layers that have no bias in the base have one here: {_by_layer(exported.injected)}.")
+        sentences.append(f"Layers that have no bias in the base have one here: {_by_layer(exported.injected)}.")
     if exported.adapters:
-        said.append(f"Bottlenecks stand behind some layers: {_by_layer(exported.adapters)}.")
+        sentences.append(f"Bottlenecks stand behind some layers: {_by_layer(exported.adapters)}.")
     if exported.switches:
         settings = ", ".join(f"`{name}`" for name in exported.switches)
-        said.append(f"config.json sets {settings} to true, so that the stock classes load them.")
-    if not said:
+        sentences.append(f"config.json sets {settings} to true, so that the stock classes load them.")
+    if not sentences:
         return ""
-    return "\n## What differs from the base's architecture\n\n" + "\n".join(said) + "\n"
+    return "\n## What differs from the base's architecture\n\n" + "\n".join(sentences) + "\n"
 
 
 def _by_layer(names: Sequence[str]) -> str:

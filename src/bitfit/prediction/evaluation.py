@@ -1,4 +1,4 @@
-"""What an evaluation found: scores, results by class, and the rows that were answered wrongly."""
+"""The result of an evaluation: scores, results by class, and the rows with wrong predictions."""
 
 from __future__ import annotations
 

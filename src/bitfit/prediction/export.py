@@ -32,17 +32,17 @@ CODE = Path(modeling_bitfit.__file__)
 
 
 def export(delta: Delta, base: Base, folder: str | Path, fold: bool = False) -> Path:
-    """Write the merged model, its tokenizer and a card; all or nothing, and the base stays as it was.
+    """Write the merged model, its tokenizer and a card, atomically; the base does not change.
 
-    The folder loads as a stock class of transformers where one computes the same; else it has a file of code of its
-    own, which transformers runs with trust_remote_code=True and refuses to load without.
+    The folder loads as a stock class of transformers if one computes the same. Otherwise it contains modeling code,
+    which transformers runs with trust_remote_code=True and refuses to load without.
 
-    With `fold` the biases that others can stand for are left as the base has them.
+    With `fold` the biases whose effect others can take over keep the base's values.
     """
     target = Path(folder)
     task = Task.of_delta(delta)
     model = Model(base, task.outputs, delta.meta.pool)
-    lane_of_delta(model, delta)  # the same checks as for wearing it
+    lane_of_delta(model, delta)  # for its checks
     if fold:
         delta = folded(delta, model)
     with writing_folder(target) as temporary:

@@ -1,8 +1,9 @@
-"""Prediction files as the GLUE server takes them: a TSV per test set with the columns index and prediction."""
+"""Prediction files for the GLUE server: a TSV per test set with the columns index and prediction."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def submit(
     file: Path | None = None,
     folder: StrPath | None = None,
 ) -> list[tuple[Path, int, int]]:
-    """Answer the test sets of the delta's task; of each the file written, its rows and how many the server wants."""
+    """Predict the test sets of the delta's task. Returns for each the file, its rows and the rows that are expected."""
     named = _task_of(predictor, task)
     written = []
     for entry, path in _test_sets(named, file, folder):
@@ -40,7 +41,7 @@ def _task_of(predictor: Predictor, name: str | None) -> NamedTask:
         raise UsageError("the delta was not trained on a named task; say which one it is for with --task TASK")
     task = sources.named_task(name)
     if not task.glue:
-        raise UsageError(f"{task.name} is no task of GLUE, so there is no file for its server")
+        raise UsageError(f"{task.name} is not a task of GLUE, so there is no file for its server")
     if task.kind != predictor.task.kind or len(task.labels) != len(predictor.task.labels):
         raise UsageError(f"the delta answers another task than {task.name}: {predictor.task.kind}, other labels")
     return task
@@ -49,25 +50,30 @@ def _task_of(predictor: Predictor, name: str | None) -> NamedTask:
 def _test_sets(task: NamedTask, file: Path | None, folder: StrPath | None) -> list[tuple[GlueFile, Path]]:
     if file is not None:
         return [(_entry_of(task, file), file)]
-    place = sources.find(task, folder)
-    found = [(entry, place.files[entry.split]) for entry in task.glue if entry.split in place.files]
-    if not found:
+    task_folder = sources.find(task, folder)
+    test_sets = []
+    for entry in task.glue:
+        if entry.split in task_folder.files:
+            test_sets.append((entry, task_folder.files[entry.split]))
+    if not test_sets:
         wanted = ", ".join(entry.split for entry in task.glue)
-        raise DataError(f"{place.folder} has no {wanted} file of {task.name}; pass --file FILE")
-    return found
+        raise DataError(f"{task_folder.folder} has no {wanted} file of {task.name}; pass --file FILE")
+    return test_sets
 
 
 def _entry_of(task: NamedTask, file: Path) -> GlueFile:
-    named = [entry for entry in task.glue if loading.stem(file) in task.splits[entry.split]]
-    if len(task.glue) > 1 and not named:
-        names = ", ".join(name for entry in task.glue for name in task.splits[entry.split])
-        raise UsageError(f"{file}: {task.name} has several test sets; name the file after its own: {names}")
-    return (named or task.glue)[0]
+    """The test set that a file holds, by the name of the file."""
+    matching = [entry for entry in task.glue if loading.stem(file) in task.splits[entry.split]]
+    if len(task.glue) > 1 and not matching:
+        names = ", ".join(chain.from_iterable(task.splits[entry.split] for entry in task.glue))
+        raise UsageError(f"{file}: {task.name} has several test sets; name the file after one of them: {names}")
+    return (matching or task.glue)[0]
 
 
 def _lines(task: NamedTask, entry: GlueFile, answers: Iterable[dict[str, Any]]) -> Iterator[str]:
     for index, answer in enumerate(answers):
-        yield f"{index}\t{_number(entry, answer['value']) if 'value' in answer else _word(task, answer['label'])}\n"
+        prediction = _number(entry, answer["value"]) if "value" in answer else _word(task, answer["label"])
+        yield f"{index}\t{prediction}\n"
 
 
 def _number(entry: GlueFile, value: float) -> str:
@@ -76,11 +82,11 @@ def _number(entry: GlueFile, value: float) -> str:
 
 
 def _word(task: NamedTask, label: str) -> str:
-    """The server's word for a label; a delta of a plain file knows its labels by number."""
+    """The server's word for a label. A delta that was trained on a plain file may have numbers as labels."""
     if label in task.labels:
-        place = task.labels.index(label)
+        number = task.labels.index(label)
     elif label.isdecimal() and int(label) < len(task.labels):
-        place = int(label)
+        number = int(label)
     else:
-        raise DataError(f'the delta answers "{label}", which is no label of {task.name}: {", ".join(task.labels)}')
-    return (task.answers or task.labels)[place]
+        raise DataError(f'the delta answers "{label}", which is not a label of {task.name}: {", ".join(task.labels)}')
+    return (task.answers or task.labels)[number]

@@ -1,7 +1,7 @@
-"""Deltas at hand in memory, answering together: a resident is a lane, a batch is a bank of the lanes it names.
+"""Deltas in memory that answer together: a resident is a lane, and every batch makes a bank of the lanes in it.
 
-A bank that lives for one batch gathers the rows it needs, as a lasting one would. So a delta's values exist once, a
-resident is replaced or dropped by dropping it, and whoever still holds one can still ask under it.
+So a delta's values exist once, a resident is removed by dropping the reference to it, and a caller that still holds it
+can still use it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class Reading:
-    """Inputs as a task reads them: in token rows, several for an input that is long and must be read whole."""
+    """Inputs of a task as token rows; a long input may have several."""
 
     encoded: Encoded
     examples: Examples
@@ -68,84 +68,90 @@ class Resident:
 
     @property
     def shape(self) -> tuple[str, int, int, bool]:
-        """How it reads: texts of one shape are read together, whatever their task."""
+        """How it encodes texts: those of residents with equal shapes are encoded together."""
         return self.task.form, self.max_length, self.stride, self.paired
 
     def answers(self, reading: Reading, outputs: Array) -> list[dict[str, Any]]:
-        """What the outputs for some inputs mean."""
+        """The answers in the outputs for some inputs."""
         return self.task.answers(outputs, reading.encoded, reading.examples)
 
     def answer(self, reading: Reading, outputs: Array) -> dict[str, Any]:
-        """What the outputs for one input mean."""
+        """The answer in the outputs for one input."""
         return self.answers(reading, outputs)[0]
 
     @property
     def bytes(self) -> int:
-        """What its values and their indices weigh."""
+        """The size of its values and their indices."""
         indices = (slot.index.nbytes for slot in self.lane.slots if slot.index is not None)
         return self.lane.start.nbytes + sum(indices)
 
     @cached_property
     def dense(self) -> bool:
-        """Whether it wears whole matrices of the base."""
-        whole = (slot for slot in self.lane.slots if slot.index is None and len(slot.shape) > 1)
-        return any(slot.name in self.model.base.parameters and slot.name not in self.model.head for slot in whole)
+        """Whether it replaces whole matrices of the base."""
+        for slot in self.lane.slots:
+            is_matrix = slot.index is None and len(slot.shape) > 1
+            if is_matrix and slot.name in self.model.base.parameters and slot.name not in self.model.head:
+                return True
+        return False
 
 
 class Host:
-    """A base that takes on deltas and answers for any mix of them. Threads may share it."""
+    """A base that admits deltas and computes any mix of them. Threads may share it."""
 
     def __init__(self, base: Base) -> None:
         self.base = base
-        base.fingerprint, base.parameters, base.anatomy  # noqa: B018  found once, before threads put tensors in their places
+        base.fingerprint, base.parameters, base.anatomy  # noqa: B018  cached before threads replace parameters
         self._models: WeakValueDictionary[tuple[int, str], Model] = WeakValueDictionary()
         self._shapes: WeakValueDictionary[tuple[Slot, ...], Lane] = WeakValueDictionary()
         self._packed: Packed | None = None
         self._admitting = Lock()
-        self._own = local()  # a tokenizer has settings, so each thread has its own
+        self._per_thread = local()  # a tokenizer has settings, so threads cannot share one
 
     def admit(self, delta: Delta, fold: bool = True) -> Resident:
-        """Check a delta against the base and against its own task, and make it ready.
+        """Check a delta against the base and its task, and make it ready.
 
-        With `fold` biases that others can stand for are left out: less memory, and outputs that differ by rounding.
+        With `fold` the delta is folded: it takes less memory, and its outputs differ by rounding.
         """
-        task, meta = Task.of_delta(delta), delta.meta
+        task = Task.of_delta(delta)
+        meta = delta.meta
         longest = self.base.max_length
         if not 3 <= meta.max_length <= longest:
             raise DeltaError(f"the delta reads {meta.max_length} tokens, its base takes 3 to {longest}")
         with self._admitting:
             model = self._model(task.outputs, meta.pool)
-            lane = self._alike(lane_of_delta(model, serving_form(delta, model) if fold else delta))
+            if fold:
+                delta = serving_form(delta, model)
+            lane = self._with_shared_slots(lane_of_delta(model, delta))
         return Resident(task, model, lane, meta.max_length, meta.stride, meta.pairs)
 
     def plain(self) -> Resident:
-        """The base with an empty head: for asking whether it works at all."""
+        """The base with an empty head, for probes whether it works."""
         model = Model(self.base, 1)
         lane = lane_to_train(model, select(model.anatomy, "none"), head="frozen")
         return Resident(Task.of("regression", ()), model, lane, 8, 0, False)
 
     def encode(self, resident: Resident, texts: Sequence[Text]) -> Reading:
-        """Texts as the resident's task reads them; UsageError or DataError for those it cannot."""
+        """Texts encoded for the resident's task; UsageError or DataError for texts that it does not accept."""
         examples = as_examples(resident.task, texts, resident.paired)
         return Reading(resident.task.encode(self.encoder(resident), examples), examples)
 
     def encoder(self, resident: Resident) -> Encoder:
         """This thread's tokenizer with the lengths of a resident."""
-        if not hasattr(self._own, "encoder"):
-            self._own.encoder = Encoder(self.base)
-        encoder: Encoder = self._own.encoder
+        if not hasattr(self._per_thread, "encoder"):
+            self._per_thread.encoder = Encoder(self.base)
+        encoder: Encoder = self._per_thread.encoder
         encoder.cut_at(resident.max_length, resident.stride)
         return encoder
 
     def read(self, resident: Resident, texts: Sequence[Text]) -> list[Reading]:
-        """Each text by itself, as `encode` reads it."""
+        """The reading of each text."""
         together = self.encode(resident, texts)
-        if len(texts) == 1:  # the usual request of a service: nothing to take apart
+        if len(texts) == 1:  # the usual request of a service: nothing to split
             return [together]
         return [together.take([i]) for i in range(len(texts))]
 
     def compute(self, rows: Mapping[Resident, Rows]) -> dict[Resident, Array]:
-        """The head's numbers for all token rows of each resident, in batches of like length across the residents."""
+        """The logits of all token rows of each resident, in batches of similar length across the residents."""
         residents = list(rows)
         lengths = np.concatenate([rows[resident].lengths for resident in residents])
         owners = np.repeat(np.arange(len(residents)), [len(rows[resident]) for resident in residents])
@@ -155,74 +161,83 @@ class Host:
         for start in range(0, len(order), BATCH):
             batch = order[start : start + BATCH]
             chosen = {residents[k]: numbers[batch[owners[batch] == k]] for k in np.unique(owners[batch])}
-            found = self.outputs([(resident, rows[resident].take(own)) for resident, own in chosen.items()])
-            for (resident, own), logits in zip(chosen.items(), found, strict=True):
+            computed = self.outputs([(resident, rows[resident].take(some)) for resident, some in chosen.items()])
+            for (resident, some), logits in zip(chosen.items(), computed, strict=True):
                 if resident not in out:
                     count = resident.model.output_count(rows[resident])
                     out[resident] = np.zeros((count, logits.shape[1]), np.float32)
-                out[resident][resident.model.output_places(rows[resident], own)] = logits
+                out[resident][resident.model.output_places(rows[resident], some)] = logits
         return out
 
     def outputs(self, batch: Sequence[tuple[Resident, Rows]]) -> list[Array]:
-        """The head's numbers, a row for each token row or for each token, each under its resident."""
+        """The logits of each item of the batch, under its resident: a row per token row or per token."""
         members: dict[Resident, list[int]] = {}
-        for place, (resident, _) in enumerate(batch):
-            members.setdefault(resident, []).append(place)
+        for i, (resident, _) in enumerate(batch):
+            members.setdefault(resident, []).append(i)
         out: list[Array] = [np.empty(0, np.float32)] * len(batch)
-        for residents in _together(members):
-            bank = Bank(
-                [r.model for r in residents], [r.lane for r in residents], packed=self._fast(residents[0].model)
-            )
-            own = []
-            for resident in residents:
-                own.append([batch[place][1] for place in members[resident]])
-            with torch.inference_mode():
-                found = bank.logits({k: rows[0] if len(rows) == 1 else Rows.join(rows) for k, rows in enumerate(own)})
+        for residents in _banks(members):
+            models = [resident.model for resident in residents]
+            bank = Bank(models, [resident.lane for resident in residents], packed=self._packed_path(models[0]))
+            by_lane: dict[int, list[Rows]] = {}
             for k, resident in enumerate(residents):
-                ends = np.cumsum([resident.model.output_count(rows) for rows in own[k]])
-                for place, numbers in zip(members[resident], np.split(found[k].cpu().numpy(), ends[:-1]), strict=True):
-                    out[place] = numbers
+                by_lane[k] = [batch[i][1] for i in members[resident]]
+            joined = {k: rows[0] if len(rows) == 1 else Rows.join(rows) for k, rows in by_lane.items()}
+            with torch.inference_mode():
+                logits = bank.logits(joined)
+            for k, resident in enumerate(residents):
+                ends = np.cumsum([resident.model.output_count(rows) for rows in by_lane[k]])
+                by_item = np.split(logits[k].cpu().numpy(), ends[:-1])
+                for i, item_logits in zip(members[resident], by_item, strict=True):
+                    out[i] = item_logits
         return out
 
     def _model(self, outputs: int, pool: str) -> Model:
-        kind = (outputs, pool)
-        model = self._models.get(kind) or Model(self.base, outputs, pool)
-        return self._models.setdefault(kind, model)
+        """The model with this head; residents with the same head share one."""
+        key = (outputs, pool)
+        model = self._models.get(key) or Model(self.base, outputs, pool)
+        return self._models.setdefault(key, model)
 
-    def _alike(self, lane: Lane) -> Lane:
-        # Thousands of deltas have their values in the same places: what says where is held once.
+    def _with_shared_slots(self, lane: Lane) -> Lane:
+        """The lane with the slots of an equal lane: thousands of deltas have the same slots, which exist once."""
         if any(slot.index is not None for slot in lane.slots):
             return lane
         known = self._shapes.get(lane.slots)
         shared = lane if known is None else replace(lane, slots=known.slots)
-        self._shapes[shared.slots] = shared  # the newest keeps the entry alive longest
+        self._shapes[shared.slots] = shared  # the newest lane keeps the entry alive longest
         return shared
 
-    def _fast(self, model: Model) -> Packed | None:
+    def _packed_path(self, model: Model) -> Packed | None:
         if self._packed is None and Packed.supports(model):
             self._packed = Packed(model)
         return self._packed
 
 
-def _together(residents: Iterable[Resident]) -> list[list[Resident]]:
-    """Which residents share a bank: all but those of whole matrices, which would be copied to lie side by side."""
-    every = list(residents)
-    shared = [resident for resident in every if not resident.dense]
-    return [*([shared] if shared else []), *([resident] for resident in every if resident.dense)]
+def _banks(residents: Iterable[Resident]) -> list[list[Resident]]:
+    """The residents of each bank: one bank for all, and one for each with whole matrices, which would be copied."""
+    shared = []
+    banks = []
+    for resident in residents:
+        if resident.dense:
+            banks.append([resident])
+        else:
+            shared.append(resident)
+    if shared:
+        banks.insert(0, shared)
+    return banks
 
 
 def as_examples(task: Task, texts: Sequence[Text], paired: bool) -> Examples:
-    """Texts as a task takes them; UsageError for what it does not take."""
+    """Texts as examples of a task; UsageError for a text that it does not accept."""
     for text in texts:
         _check_text(text)
-        if why := task.complaint(text, paired):
-            raise UsageError(why)
+        if reason := task.complaint(text, paired):
+            raise UsageError(reason)
     return task.examples(texts, paired)
 
 
 def _check_text(text: object) -> None:
-    parts = (text,) if isinstance(text, str) else text
-    if not isinstance(parts, tuple | list) or not all(isinstance(part, str) for part in parts):
+    strings = (text,) if isinstance(text, str) else text
+    if not isinstance(strings, tuple | list) or not all(isinstance(string, str) for string in strings):
         raise UsageError(f"{text!r} is not a text, a pair of texts or a list of words")
-    if any(SURROGATE.search(part) for part in parts):
-        raise UsageError("a text holds half a character (a lone surrogate); it is no valid Unicode")
+    if any(SURROGATE.search(string) for string in strings):
+        raise UsageError("a text holds half a character (a lone surrogate), which is not valid Unicode")

@@ -1,4 +1,4 @@
-"""Rows of answers beside their input, written as they come: CSV, TSV, JSON lines or Parquet by the file's ending."""
+"""Output files of predictions, written as a stream: CSV, TSV, JSON lines or Parquet by the file's extension."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..data.columns import IDS, Sample, normalised
-from ..errors import BitfitError, DataError, UsageError
+from ..errors import BitfitError, UsageError
 from ..files import check_target, writing
 
 STANDARD = Path("-")  # standard input or output
@@ -34,9 +34,9 @@ def check_output(path: Path, *inputs: Path) -> None:
 
 
 def write_rows(path: Path, rows: Iterable[Row], force: bool = False, ending: str = ".csv") -> int:
-    """Write rows, all or nothing, and return their number; standard output is written to row by row.
+    """Write rows atomically and return their number; standard output is written row by row.
 
-    A file that has other columns is not replaced without `force`. `ending` is the format where the path has none.
+    A file with other columns is not replaced without `force`. `ending` is the format if the path has no extension.
     """
     source = iter(rows)
     first = next(source, None)
@@ -44,7 +44,8 @@ def write_rows(path: Path, rows: Iterable[Row], force: bool = False, ending: str
         source, first = iter(()), {}
     ending = path.suffix.lower() if path != STANDARD and _is_regular(path) else ending
     if not force:
-        _require_own(path, list(_flat(first)) if ending != ".jsonl" else list(first))
+        columns = list(first) if ending == ".jsonl" else list(_flat(first))
+        _require_same_columns(path, columns)
     counted = _Counter(chain([first] if first else [], source))
     with _opened(path) as file:
         WRITERS[ending](file, counted)
@@ -52,10 +53,10 @@ def write_rows(path: Path, rows: Iterable[Row], force: bool = False, ending: str
 
 
 def beside(values: Row, answer: Row, echo: Sequence[str] = ()) -> dict[str, Any]:
-    """An answer beside its input: ids first, then the other columns, then the answer.
+    """A row of input and answer: ids first, then the other columns, then the answer.
 
-    A part of the answer with the name of a column is called predicted_NAME. `echo` names parts of the answer that only
-    repeat the input: these are left out if there is such a column.
+    A key of the answer that is also a column becomes predicted_NAME, unless it is in `echo`: those keys repeat the
+    input and are left out.
     """
     ids = {name: value for name, value in values.items() if normalised(name) in IDS}
     row = {**ids, **values}
@@ -68,7 +69,7 @@ def beside(values: Row, answer: Row, echo: Sequence[str] = ()) -> dict[str, Any]
 
 
 def flat_columns(answers: Iterable[Row]) -> dict[str, list[Any]]:
-    """Answers as columns: the score of each label has a column of its own."""
+    """Answers as columns, one column per label for scores."""
     columns: dict[str, list[Any]] = {}
     for answer in answers:
         for name, value in _flat(answer).items():
@@ -78,12 +79,16 @@ def flat_columns(answers: Iterable[Row]) -> dict[str, list[Any]]:
 
 @contextmanager
 def standard_input() -> Iterator[Path]:
-    """Standard input as a file, which exists as long as the context; its first bytes tell the format."""
+    """Standard input as a temporary file; the format is recognised by the first bytes."""
     import tempfile
 
     data = sys.stdin.buffer.read()
     start = data[:64].lstrip()
-    ending = ".parquet" if start.startswith(b"PAR1") else ".jsonl" if start.startswith(b"{") else ".csv"
+    ending = ".csv"
+    if start.startswith(b"PAR1"):
+        ending = ".parquet"
+    elif start.startswith(b"{"):
+        ending = ".jsonl"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"standard input{ending}"
         path.write_bytes(data)
@@ -115,25 +120,25 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     sys.stdout.buffer.flush()
 
 
-def _require_own(path: Path, columns: list[str]) -> None:
-    """Refuse to replace a file with other columns than those that would be written: it is not an earlier output."""
+def _require_same_columns(path: Path, columns: list[str]) -> None:
+    """Refuse to replace a file whose columns are not those that would be written: it is not an earlier output."""
     if path == STANDARD or not path.is_file() or path.stat().st_size == 0:
         return
     try:
-        held = Sample.of(path).names
-    except (BitfitError, DataError):
-        held = []
-    if held != columns:
+        existing = Sample.of(path).names
+    except BitfitError:
+        existing = []
+    if existing != columns:
         raise UsageError(f"{path}: exists and is not an earlier output of this command; pass --force to replace it")
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    """A row by column: a table of scores has a column for each label."""
+    """A row as cells by column; a table of scores becomes one cell per label."""
     cells: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, dict):
-            inner = "p" if name == "scores" else name
-            cells |= {f"{inner}({label})": score for label, score in value.items()}
+            prefix = "p" if name == "scores" else name
+            cells |= {f"{prefix}({label})": score for label, score in value.items()}
         else:
             cells[name] = value
     return cells

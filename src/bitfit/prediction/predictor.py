@@ -1,4 +1,4 @@
-"""Texts in, answers out: one delta or several on a base, by the engine that also serves."""
+"""Prediction with one delta or several on a base, by the engine that the service uses too."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Predictor:
         self.base = base if isinstance(base, Base) else base_of(self.delta, base)
         self.delta.check(self.base)
         self.columns = self.delta.meta.columns
-        self.cut = 0  # how many texts were longer than the maximum length, so far
+        self.cut = 0  # the number of texts so far that were longer than the maximum length
         self._host = Host(self.base)
-        # Not folded: the scores of a file are then exactly those of the training.
+        # Not folded, so that the scores of a file are exactly those of the training.
         self._resident = self._host.admit(self.delta, fold=False)
         self.task = self._resident.task
 
     def outputs(self, encoded: Encoded) -> Array:
-        """The head's numbers for each text, or each token of the texts, in order."""
+        """The logits of each text, or of each token of the texts, in order."""
         self.cut += encoded.rows.cut
         if not len(encoded.rows):
             return np.zeros((0, self.task.outputs), np.float32)
@@ -71,9 +71,9 @@ class Predictor:
         encoding: str | None = None,
         **given: str | None,
     ) -> tuple[int, Mapping[str, Score], tuple[str, ...]]:
-        """Rows, every metric with its interval, and what was noticed: the short form of `evaluation`."""
-        found = self.evaluation(source, split, folder, encoding, **given)
-        return found.rows, found.scores, found.notes
+        """The number of rows, every metric with its interval, and notes: the short form of `evaluation`."""
+        result = self.evaluation(source, split, folder, encoding, **given)
+        return result.rows, result.scores, result.notes
 
     def evaluation(
         self,
@@ -89,11 +89,11 @@ class Predictor:
         The source is a labelled file, a folder (its test file, or the split), a named task (dev, or the split), whose
         data is looked for in `folder` first, or rows in memory. `given` names columns: text, text_pair, label.
         """
-        found, named, taken = _labelled_rows(source, split, folder, encoding)
+        labelled_rows, named, source_notes = _labelled_rows(source, split, folder, encoding)
         if named is not None and named.kind != self.task.kind:
             raise DataError(f"{named.name} is a task of {named.kind}, and the delta is for {self.task.kind}")
         task = self.task if positive is None else self.task.with_positive(positive)
-        sample = Sample.of(found)
+        sample = Sample.of(labelled_rows)
         by_number = named is not None or self.delta.meta.name is not None
         columns = self.columns_in(sample, True, **given)
         columns = replace(columns, numbered=by_number, separator=self.columns.separator)
@@ -103,7 +103,7 @@ class Predictor:
         outputs = self.outputs(reading.encoded)
         predictions = task.predictions(outputs, reading.encoded, examples)
         confusion = task.confusion(predictions, examples)
-        used = f'{found}: the text is column "{columns.text}", the label is column "{columns.label}".'
+        used = f'{labelled_rows}: the text is column "{columns.text}", the label is column "{columns.label}".'
         remarks = task.remarks(encoder, reading.encoded, examples)
         return Evaluation(
             task=task,
@@ -112,18 +112,18 @@ class Predictor:
             by_class=tuple(task.by_class(predictions, examples)),
             confusion=() if confusion is None else tuple(map(tuple, confusion.tolist())),
             errors=tuple(self._errors(reading, outputs, task.wrong(predictions, examples), columns)),
-            notes=(*taken, used, *notes, *found.notes, *remarks),
+            notes=(*source_notes, used, *notes, *labelled_rows.notes, *remarks),
         )
 
     def _errors(
         self, reading: Reading, outputs: Array, wrong: Sequence[int], columns: Columns
     ) -> Iterator[dict[str, Any]]:
-        """Wrongly answered rows: their line, their input, the gold label and the answer."""
+        """The rows with wrong predictions: their line, their input, the gold label and the answer."""
         if not wrong:
             return
         chosen = reading.take(wrong)
-        places = self._resident.model.output_places(reading.rows, reading.encoded.rows_of(np.array(wrong)))
-        answers = self._resident.answers(chosen, outputs[places])
+        indices = self._resident.model.output_places(reading.rows, reading.encoded.rows_of(np.array(wrong)))
+        answers = self._resident.answers(chosen, outputs[indices])
         examples = chosen.examples
         for i, answer in enumerate(answers):
             row = {"line": examples.lines[i], columns.text: examples.texts[i]}
@@ -135,7 +135,7 @@ class Predictor:
     def columns_in(
         self, source: str | Path | RowSource | Sample, labelled: bool = False, **given: str | None
     ) -> Columns:
-        """The file's columns: those given, else those of the training file if it has them, else found anew."""
+        """The file's columns: the named ones, else those of the training file if the file has them, else inferred."""
         sample = Sample.of(source)
         self._require_kind(sample)
         named = {role: column for role, column in given.items() if column is not None}
@@ -147,21 +147,21 @@ class Predictor:
                 continue
             if loading.has_column(sample, column):
                 named[role] = column
-        found = loading.find_columns_of(self.task.kind, sample, **named)
-        if (found.text_pair is None) != (self.columns.text_pair is None):
+        columns = loading.find_columns_of(self.task.kind, sample, **named)
+        if (columns.text_pair is None) != (self.columns.text_pair is None):
             need = "two text columns" if self.columns.text_pair else "one text column"
             raise DataError(f"{sample.path}: the delta was trained on {need}; this file has other columns")
-        return found
+        return columns
 
     def _require_kind(self, sample: Sample) -> None:
         """Refuse a file whose format is that of another kind of task."""
-        held = loading.kind_of_format(sample.path)
-        if held is not None and held != self.task.kind:
-            kinds = f"is a file for {held}, and the delta is for {self.task.kind}"
-            raise DataError(f"{sample.path} {kinds}; give it another file")
+        kind = loading.kind_of_format(sample.path)
+        if kind is not None and kind != self.task.kind:
+            kinds = f"is a file for {kind}, and the delta is for {self.task.kind}"
+            raise DataError(f"{sample.path} {kinds}; pass another file")
 
     def rows_in(self, source: str | Path | RowSource | Sample, **given: str | None) -> Iterator[dict[str, Any]]:
-        """Every record of a file with its answer beside it, as a stream."""
+        """Every record of a file with its answer, as a stream."""
         sample = Sample.of(source)
         answers = self.answers(self.texts_in(sample, **given))
         for row, answer in zip(rows(sample.path), answers, strict=True):
@@ -174,7 +174,7 @@ class Predictor:
             yield text if pair is None else (text, pair)
 
     def texts_of(self, words: Sequence[str]) -> list[Text]:
-        """Texts as a command line gives them: a delta of pairs takes two each."""
+        """The texts of a command line; for a delta on pairs, every two make a pair."""
         if self.columns.text_pair is None:
             return list(words)
         if len(words) % 2:
@@ -183,27 +183,27 @@ class Predictor:
 
 
 class MixedPredictor:
-    """A base with many deltas at once: every text is answered under the delta it names.
+    """A base with many deltas at once: every text is answered by the delta it names.
 
     The deltas may differ in task, labels, head, pooling and length. Texts of different tasks share the passes through
-    the encoder. Only a delta with whole matrices, which has nothing to share, is a bank of its own.
+    the encoder. Only a delta with whole matrices, which has nothing to share, is computed in a separate bank.
     """
 
     def __init__(self, deltas: Sequence[Source], base: Base | str | None = None) -> None:
         first = _loaded(deltas[0])
         self.base = base if isinstance(base, Base) else base_of(first, base)
         self._host = Host(self.base)
-        # One delta at a time: as residents their values exist once.
+        # One delta at a time, so that only one is in memory twice: as a file's arrays and as a resident.
         self.residents = [self._host.admit(_loaded(delta)) for delta in (first, *deltas[1:])]
 
     def outputs(self, requests: Sequence[tuple[int, Text]]) -> list[Array]:
-        """The head's numbers for each text (a row, or one per token), under the delta of that number; in order."""
-        found: list[Array] = [np.zeros(0, np.float32)] * len(requests)
-        for resident, (numbers, reading, out) in self._computed(requests).items():
+        """The logits of each text (a row, or one per token) by the delta of that number, in order."""
+        outputs: list[Array] = [np.zeros(0, np.float32)] * len(requests)
+        for resident, (numbers, reading, logits) in self._computed(requests).items():
             for i, number in enumerate(numbers):
                 rows = reading.encoded.rows_of(np.array([i]))
-                found[number] = out[resident.model.output_places(reading.rows, rows)]
-        return found
+                outputs[number] = logits[resident.model.output_places(reading.rows, rows)]
+        return outputs
 
     def answers(self, requests: Iterable[tuple[int, Text]]) -> Iterator[dict[str, Any]]:
         """An answer per (number of a delta, text), as a stream."""
@@ -216,36 +216,40 @@ class MixedPredictor:
             yield from answers
 
     def _computed(self, requests: Sequence[tuple[int, Text]]) -> dict[Resident, tuple[list[int], Reading, Array]]:
-        """For each resident its requests by number, their reading and the outputs."""
+        """For each resident the numbers of its requests, their reading and the logits."""
         readings = self._read(requests)
         outputs = self._host.compute({resident: reading.rows for resident, (_, reading) in readings.items()})
         return {resident: (*readings[resident], out) for resident, out in outputs.items()}
 
     def _read(self, requests: Sequence[tuple[int, Text]]) -> dict[Resident, tuple[list[int], Reading]]:
+        """For each resident the numbers of its requests and their reading.
+
+        The texts of all deltas that encode in the same way are tokenized in one call.
+        """
         by_shape: defaultdict[object, list[int]] = defaultdict(list)
-        for number, (which, _) in enumerate(requests):
-            by_shape[self.residents[which].shape].append(number)
-        found = {}
+        for number, (delta, _) in enumerate(requests):
+            by_shape[self.residents[delta].shape].append(number)
+        readings = {}
         for numbers in by_shape.values():
-            # Texts of all deltas that read alike are tokenized in one call.
-            first = self.residents[requests[numbers[0]][0]]
-            together = self._host.encode(first, [requests[number][1] for number in numbers])
+            residents = [self.residents[requests[number][0]] for number in numbers]
+            texts = [requests[number][1] for number in numbers]
+            together = self._host.encode(residents[0], texts)
             members: defaultdict[Resident, list[int]] = defaultdict(list)
-            for place, number in enumerate(numbers):
-                members[self.residents[requests[number][0]]].append(place)
-            for resident, places in members.items():
-                found[resident] = ([numbers[place] for place in places], together.take(places))
-        return found
+            for i, resident in enumerate(residents):
+                members[resident].append(i)
+            for resident, indices in members.items():
+                readings[resident] = ([numbers[i] for i in indices], together.take(indices))
+        return readings
 
 
 def _finite(outputs: Array) -> Array:
     if not np.isfinite(outputs).all():
-        raise DeltaError("the delta's values are so large that its answers are no numbers; train it anew")
+        raise DeltaError("the delta's values are so large that its answers are not finite numbers; train it again")
     return outputs
 
 
 def base_of(delta: Delta, spec: str | None) -> Base:
-    """The base a delta asks for, or the one the user names."""
+    """The base that the user names, or the one that the delta was trained on."""
     if spec is not None:
         return load_base(spec)
     name = delta.meta.base
@@ -272,7 +276,7 @@ def predict(
     texts: Iterable[Text] | str | Frame | HubDataset | None = None,
     base: Base | str | None = None,
 ) -> Any:
-    """What a delta says of each text: label, score and all scores, or a value.
+    """The answer of a delta for each text: label, score and all scores, or a value.
 
     Rows in memory (a pandas or polars DataFrame, a datasets.Dataset) give the same rows back, with the answers as
     further columns. Instead of a delta and its texts: (delta, text) pairs, with any mix of deltas of one base.
