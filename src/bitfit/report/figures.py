@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from ..errors import StudyError, suggest
@@ -149,18 +150,16 @@ def _panels_of_dots(
     for findings, task in _panels_of_places(figure, bases):
         rows = [replace(row, marker=markers[findings.base]) for row in rows_of(findings, task)]
         by_task.setdefault(task, []).extend(rows)
-    every = [row for rows in by_task.values() for row in rows]
-    if not every:
-        return []
-    ends = [end for row in every for end in (row.value, row.low, row.high, row.published) if end is not None]
-    limits = shared_limits([*ends, 0.0] if zero else ends)
+    ends = [0.0] if zero else []
+    for row in chain.from_iterable(by_task.values()):
+        ends += [end for end in (row.value, row.low, row.high, row.published) if end is not None]
     drawn = []
     for task, rows in by_task.items():
         if rows:
-            where = [findings for findings in bases if task in findings.tasks]
-            baseline = 0.0 if zero else _majority(where, task)
-            told = label or _metric_and_rows(where, task)
-            drawn.append(dots(_task_title(task, where), rows, limits, told, baseline))
+            with_task = [findings for findings in bases if task in findings.tasks]
+            baseline = 0.0 if zero else _majority(with_task, task)
+            axis_label = label or _metric_and_rows(with_task, task)
+            drawn.append(dots(_task_title(task, with_task), rows, shared_limits(ends), axis_label, baseline))
     return drawn
 
 
@@ -175,10 +174,11 @@ def _metric_and_rows(bases: Sequence[Findings], task: str) -> str:
     size = first.size(task)
     seeds = {point.seed for findings in bases for point in findings.results if point.task == task}
     rows = first.test_rows(task, size)
-    told = [first.metric(task, size).replace("_", " ") or "score"]
-    told += [f"{rows:,} test rows"] if rows else []
-    told.append(f"{len(seeds)} seed{'s' if len(seeds) != 1 else ''}")
-    return ", ".join(told)
+    words = [first.metric(task, size).replace("_", " ") or "score"]
+    if rows:
+        words.append(f"{rows:,} test rows")
+    words.append("1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds")
+    return ", ".join(words)
 
 
 def _task_title(task: str, bases: Sequence[Findings]) -> str:
@@ -192,17 +192,17 @@ def cell_dot(findings: Findings, cell: Cell, label: str, rate: float | None = No
         return None
     scores = [findings.points(result) for result in trials]
     from_rows = statistics.fmean(findings.row_variance(result) for result in trials)
-    found = place(findings.base, cell[1], scores, from_rows)
-    low, high = found.interval or (None, None)
+    score = place(findings.base, cell[1], scores, from_rows)
+    low, high = score.interval or (None, None)
     published = findings.published_score(cell) if rate is None else None
-    return Dot(label, found.effect, low, high, colour(_kind(findings, cell[0])), published=published)
+    return Dot(label, score.effect, low, high, colour(_kind(findings, cell[0])), published=published)
 
 
 def _score_dots(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
     def rows(findings: Findings, task: str) -> list[Dot]:
         cells = [(name, task, findings.size(task)) for name in _methods(figure, findings)]
-        found = [cell_dot(findings, cell, cell[0], figure.rate) for cell in cells]
-        return [dot for dot in found if dot is not None]
+        dots = [cell_dot(findings, cell, cell[0], figure.rate) for cell in cells]
+        return [dot for dot in dots if dot is not None]
 
     return _panels_of_dots(figure, bases, rows, "", zero=False)
 
@@ -211,49 +211,49 @@ def _failed_dots(figure: Figure, study: Study, bases: Sequence[Findings]) -> lis
     """Scores with and without the runs that failed."""
 
     def rows(findings: Findings, task: str) -> list[Dot]:
-        found = []
+        dots = []
         for name in _methods(figure, findings):
             chosen = list(findings.chosen((name, task, findings.size(task))).values())
-            kept = [findings.points(result) for result in chosen if not findings.failed(result)]
-            lost = len(chosen) - len(kept)
+            successful = [findings.points(result) for result in chosen if not findings.failed(result)]
+            failed = len(chosen) - len(successful)
             paint = colour(_kind(findings, name))
             if chosen:
-                label = f"{name} ({lost} failed)" if lost else name
-                found.append(_dot(label, [findings.points(result) for result in chosen], paint))
-            if lost and kept:
-                found.append(_dot(f"{name}, the others", kept, paint))
-        return found
+                label = f"{name} ({failed} failed)" if failed else name
+                dots.append(_dot(label, [findings.points(result) for result in chosen], paint))
+            if failed and successful:
+                dots.append(_dot(f"{name}, the others", successful, paint))
+        return dots
 
     return _panels_of_dots(figure, bases, rows, "", zero=False)
 
 
 def _dot(label: str, values: Sequence[float], paint: str) -> Dot:
-    found = summary(values)
-    return Dot(label, found.mean, found.low, found.high, paint)
+    mean = summary(values)
+    return Dot(label, mean.mean, mean.low, mean.high, paint)
 
 
 def _gap_dots(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
     def rows(findings: Findings, task: str) -> list[Dot]:
-        found = []
+        dots = []
         for name in _methods(figure, findings):
             chosen = findings.chosen((name, task, findings.size(task))).values()
             values = [value for result in chosen if (value := gap(result)) is not None]
             if values:
-                found.append(_dot(name, values, colour(_kind(findings, name))))
-        return found
+                dots.append(_dot(name, values, colour(_kind(findings, name))))
+        return dots
 
     return _panels_of_dots(figure, bases, rows, "train score - dev score, points", zero=True)
 
 
 def _spread_dots(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
     def rows(findings: Findings, task: str) -> list[Dot]:
-        found = []
+        dots = []
         for name in _methods(figure, findings):
             values = findings.scores((name, task, findings.size(task)))
             if len(values) > 1:
                 paint = colour(_kind(findings, name))
-                found.append(Dot(name, statistics.stdev(values), None, None, paint))
-        return found
+                dots.append(Dot(name, statistics.stdev(values), None, None, paint))
+        return dots
 
     return _panels_of_dots(figure, bases, rows, "standard deviation over seeds, points", zero=True)
 

@@ -1,4 +1,4 @@
-"""What a study's results say: the trials of each cell, the chosen rate, and which places are evidence. No torch.
+"""The results of a study: the trials of each cell, the chosen rate, and which places are evidence. No torch.
 
 A cell is a method on a task with a number of training rows. A place is a task (with a number of rows) on one base.
 """
@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 from ..study import grid
 from ..study.grid import Point
@@ -23,7 +24,7 @@ Cell = tuple[str, str, int | None]
 
 @dataclass(frozen=True)
 class Findings:
-    """The results of a study on one base, as far as they are there."""
+    """The results of a study on one base, those that exist so far."""
 
     study: Study
     manifest: Manifest
@@ -53,7 +54,7 @@ class Findings:
 
     @cached_property
     def methods(self) -> list[str]:
-        """Methods in the study's order, as far as they were run."""
+        """The methods that were run, in the study's order."""
         ran = {method for method, _, _ in self.cells}
         return [method.name for method in self.study.methods if method.name in ran]
 
@@ -64,7 +65,7 @@ class Findings:
 
     @cached_property
     def trained_tasks(self) -> list[str]:
-        """Tasks with trials of their own: a view of another task is no evidence of its own."""
+        """Tasks that were trained. A view of another task scores the same trials, so it is not further evidence."""
         return [task for task in self.tasks if task not in self.study.views]
 
     @cached_property
@@ -74,7 +75,7 @@ class Findings:
 
     @property
     def done(self) -> list[Result]:
-        """The results that are there."""
+        """The results that exist."""
         return [result for result in self.results.values() if result is not None]
 
     # ---- places
@@ -89,12 +90,12 @@ class Findings:
         return self.sizes(task)[-1]
 
     def rows(self, task: str, size: int | None) -> int:
-        """How many rows were trained on, where that is known."""
+        """The number of training rows, if it is known."""
         result = self._any_result.get((task, size))
         return result.rows["train"] if result else size or 0
 
     def test_rows(self, task: str, size: int | None) -> int:
-        """How many rows the scores of a place are made on; 0 where that is not known."""
+        """The number of rows that a place is scored on; 0 if it is not known."""
         result = self._any_result.get((task, size))
         return result.rows.get(self.part(result), 0) if result else 0
 
@@ -110,7 +111,7 @@ class Findings:
 
     @cached_property
     def _any_result(self) -> dict[tuple[str, int | None], Result]:
-        """One result of each place, for what all of them share."""
+        """One result of each place, for what all results of a place share."""
         first: dict[tuple[str, int | None], Result] = {}
         for point, result in self.results.items():
             if result is not None and result.status == "done":
@@ -133,7 +134,8 @@ class Findings:
             if self._trains(self.study.method(name)):
                 lows += [self.lower_end(result) for result in self.chosen((name, task, size)).values()]
         if not lows:
-            lows = [self.lower_end(r) for name in self.methods for r in self.chosen((name, task, size)).values()]
+            for name in self.methods:
+                lows += [self.lower_end(result) for result in self.chosen((name, task, size)).values()]
         return bool(lows) and statistics.fmean(lows) > self.majority(task, size)
 
     def _trains(self, method: Method) -> bool:
@@ -150,26 +152,27 @@ class Findings:
     def places(self, tasks: Sequence[str] = ()) -> Iterator[tuple[str, int | None]]:
         """The places that count as evidence."""
         for task in tasks or self.trained_tasks:
-            if task in self.trained_tasks:
-                for size in self.sizes(task):
-                    if (task, size) not in self.without_evidence:
-                        yield task, size
+            if task not in self.trained_tasks:
+                continue
+            for size in self.sizes(task):
+                if (task, size) not in self.without_evidence:
+                    yield task, size
 
     # ---- cells
 
     @cached_property
     def choices(self) -> dict[Cell, tuple[float, int] | None]:
-        """The rate and batch size each cell chose by its dev scores."""
+        """The rate and batch size with the best dev scores of each cell."""
         scores = standings(self.results)
-        chosen = {}
+        choices = {}
         for cell, points in self.cells.items():
-            chosen[cell] = grid.choose({point: scores[point] for point in points})
-        return chosen
+            choices[cell] = grid.choose({point: scores[point] for point in points})
+        return choices
 
     def at_edge(self, cell: Cell) -> bool:
-        """Whether a cell chose the smallest or largest rate it tried, so that a better one may lie outside.
+        """Whether a cell chose the smallest or largest rate it tried, so that a better one may exist.
 
-        Rates that the paper fixes are its protocol: they have no edge.
+        Rates that the paper fixes belong to its protocol and have no edge.
         """
         best = self.choices.get(cell)
         tried = sorted({point.lr for point in self.cells.get(cell, ())})
@@ -180,8 +183,10 @@ class Findings:
     def _as_published(self, cell: Cell, tried: Sequence[float]) -> bool:
         method = self.study.method(cell[0])
         published = sorted(method.rates_by_task.get(cell[1], method.rates))
-        same = len(published) == len(tried) and all(map(math.isclose, published, tried))
-        return method.fixed or self.manifest.published or (same and self.base in self.paper_bases)
+        if method.fixed or self.manifest.published:
+            return True
+        same_rates = len(published) == len(tried) and all(map(math.isclose, published, tried))
+        return same_rates and self.base in self.paper_bases
 
     @cached_property
     def paper_bases(self) -> set[str]:
@@ -200,7 +205,7 @@ class Findings:
         return by_seed
 
     def at(self, cell: Cell, rate: float | None) -> dict[int, Result]:
-        """The trials of a cell at one rate, whatever the batch; at the chosen one without a rate."""
+        """The trials of a cell at one rate, with any batch size; without a rate, at the chosen one."""
         if rate is None:
             return self.chosen(cell)
         by_seed = {}
@@ -215,7 +220,7 @@ class Findings:
         return [self.points(result, metric) for _, result in sorted(self.at(cell, rate).items())]
 
     def part(self, result: Result) -> str:
-        """The part a trial is judged on: test, which no choice has seen; dev where there is none."""
+        """The split a trial is judged on: test, which no choice depends on; dev if there is no test."""
         return "test" if "test" in result.scores else "dev"
 
     def points(self, result: Result, metric: str | None = None) -> float:
@@ -244,22 +249,28 @@ class Findings:
     # ---- the paper's numbers
 
     def comparable(self, task: str) -> bool:
-        """Whether the paper's number for a task may be compared with ours: its base, and all of its data."""
+        """Whether the paper's number for a task can be compared with ours: on its base, with all of its data."""
         if self.base not in self.paper_bases:
             return False
         frames = self.manifest.frames(task)
         return all(frame.train_size is None and frame.dev_size is None for frame in frames)
 
     def published_score(self, cell: Cell) -> float | None:
-        """The paper's score of a cell, where it may be compared with ours."""
+        """The paper's score of a cell; None if there is none that can be compared with ours."""
         method, task, _ = cell
         if not self.comparable(task):
             return None
+        best = self.choices.get(cell)
+        chosen_rate = None if best is None else best[0]
         for table in self.study.tables:
+            if task not in table.columns:
+                continue
+            column = table.columns.index(task)
             for row in table.rows:
-                if row.method == method and task in table.columns and row.base in ("", self.base):
-                    number = row.numbers[table.columns.index(task)] if row.values else None
-                    if number is not None and row.rate in (None, (self.choices.get(cell) or (None,))[0]):
+                is_ours = row.method == method and row.base in ("", self.base) and row.rate in (None, chosen_rate)
+                if is_ours and row.values:
+                    number = row.numbers[column]
+                    if number is not None:
                         return number.value
         return None
 
@@ -267,22 +278,23 @@ class Findings:
 
     @cached_property
     def differences(self) -> list[str]:
-        """What differs from the paper's protocol; what does so for some tasks or methods, with their names."""
-        cells = [cell for run in self.manifest.runs for cell in run.cells]
+        """Sentences on what differs from the paper's protocol, with the tasks or methods if it is not all of them."""
+        cells = list(chain.from_iterable(run.cells for run in self.manifest.runs))
         ran = list(dict.fromkeys(task for _, task in cells))
-        said: dict[str, list[tuple[str, str]]] = {}
+        affected: dict[str, list[tuple[str, str]]] = {}  # difference -> its methods and tasks
         for run in self.manifest.runs:
             for text in run.differences:
-                said.setdefault(text, []).extend(run.cells)
+                affected.setdefault(text, []).extend(run.cells)
         sentences = []
         if set(ran) != set(self.study.trained_tasks):
             sentences.append(f"Tasks: {', '.join(ran)} instead of {', '.join(self.study.tasks)}.")
-        for text, pairs in said.items():
-            meant = {task for _, task in pairs}
-            on = [task for task in ran if task in meant]
-            where = "" if on == ran else f"On {', '.join(on)}: "
-            whose = _named([m for m, _ in pairs], [m for m, t in cells if t in on])
-            sentences.append(f"{where}{text.removesuffix('.')}{whose}.")
+        for text, pairs in affected.items():
+            affected_tasks = {task for _, task in pairs}
+            tasks = [task for task in ran if task in affected_tasks]
+            on_tasks = "" if tasks == ran else f"On {', '.join(tasks)}: "
+            some = [method for method, _ in pairs]
+            every = [method for method, task in cells if task in tasks]
+            sentences.append(f"{on_tasks}{text.removesuffix('.')}{_named(some, every)}.")
         for name, view in self.study.views.items():
             if view.of in self.tasks and name not in self.tasks:
                 sentences.append(f"{name} is not scored: the data of {view.of} has no part {view.part}.")
@@ -297,12 +309,14 @@ class Findings:
 
 
 def _named(some: Sequence[str], every: Sequence[str]) -> str:
-    """Which methods of those that were run, in as few words as it takes."""
+    """Some of the methods that were run, in brackets: by name, or all but the others if these are fewer."""
     named = dict.fromkeys(some)
     others = [name for name in dict.fromkeys(every) if name not in named]
     if not others:
         return ""
-    return f" ({'; '.join(named)})" if len(named) <= len(others) else f" (all but {'; '.join(others)})"
+    if len(named) <= len(others):
+        return f" ({'; '.join(named)})"
+    return f" (all but {'; '.join(others)})"
 
 
 def _views(study: Study, results: Mapping[Point, Result | None]) -> Iterator[tuple[Point, Result]]:

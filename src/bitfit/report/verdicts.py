@@ -1,16 +1,16 @@
-"""Claims -> verdicts: four outcomes, each by its own test, corrected over the claims of a study."""
+"""Verdicts on claims: four outcomes, each by a separate test, corrected over the claims of a study."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..errors import StudyError, suggest
 from ..study.spec import Claim, Part, Study
 from .claim_tests import TESTS, ClaimTest, Ps
-from .findings import Findings
+from .findings import Cell, Findings
 from .quantities import QUANTITIES
 from .statistics import LEVEL, Estimate, holm
 
@@ -21,7 +21,10 @@ NO_DIFFERENCE: Outcome = "no difference that matters"
 OPEN: Outcome = "open"
 
 LEAST_PLACES = 3  # below which nothing is decided
-GENERAL_PLACES, GENERAL_TASKS, GENERAL_BASES = 5, 3, 3  # for a verdict that speaks beyond the places at hand
+# What a verdict needs to be general, that is, to hold beyond the places that were run.
+GENERAL_PLACES = 5
+GENERAL_TASKS = 3
+GENERAL_BASES = 3
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Comparison:
 
     @property
     def test(self) -> ClaimTest:
-        """How it is tested."""
+        """The test of the part."""
         return TESTS[self.part.test]
 
     @property
@@ -56,14 +59,14 @@ class Comparison:
     @property
     def ps(self) -> Ps | None:
         """Its p-values, uncorrected; None with too few places."""
-        found = self.estimate
-        if found is None or len(found.places) < LEAST_PLACES or not found.spreads:
+        estimate = self.estimate
+        if estimate is None or len(estimate.places) < LEAST_PLACES or not estimate.spreads:
             return None
-        return self.test.decide(self.part, found)
+        return self.test.decide(self.part, estimate)
 
     @property
     def outcome(self) -> Outcome:
-        """What follows at the corrected levels; a difference too small to matter is said first."""
+        """The outcome at the corrected levels; a difference too small to matter takes precedence."""
         ps = self.ps
         if ps is None:
             return OPEN
@@ -76,14 +79,15 @@ class Comparison:
     @property
     def level(self) -> float:
         """The level of the interval shown: that of the test that decided."""
-        return {
-            REFUTED: self.levels.refuted,
-            NO_DIFFERENCE: self.levels.no_difference,
-        }.get(self.outcome, self.levels.holds)
+        if self.outcome == REFUTED:
+            return self.levels.refuted
+        if self.outcome == NO_DIFFERENCE:
+            return self.levels.no_difference
+        return self.levels.holds
 
     @property
     def general(self) -> bool:
-        """Whether there are places enough for a verdict beyond them."""
+        """Whether there are enough places for a general verdict."""
         return not self.missing
 
     @property
@@ -104,11 +108,12 @@ class Comparison:
             return f"needs {', '.join(self.missing)}"
         if self.outcome != OPEN or self.estimate is None:
             return ""
-        seen, wanted = self.estimate.detectable(self.levels.holds), self.part.margin
-        if seen is None or wanted <= 0:
+        detectable = self.estimate.detectable(self.levels.holds)
+        margin = self.part.margin
+        if detectable is None or margin <= 0:
             return ""
-        places = math.ceil(len(self.estimate.places) * (seen / wanted) ** 2)
-        return f"about {places} places would show a difference of {wanted:g} {self.test.unit(self.part)}"
+        places = math.ceil(len(self.estimate.places) * (detectable / margin) ** 2)
+        return f"about {places} places would show a difference of {margin:g} {self.test.unit(self.part)}"
 
 
 def _count(number: int, noun: str) -> str:
@@ -125,18 +130,18 @@ class Verdict:
 
     @property
     def outcome(self) -> Outcome:
-        """All parts must hold; one that is refuted, or makes no difference, decides against."""
+        """The claim holds if all parts hold; one part that is refuted, or makes no difference, decides against it."""
         return combined([comparison.outcome for comparison in self.comparisons])
 
     @property
     def published_outcome(self) -> Outcome | None:
-        """What the paper's own numbers say; None where it prints none for this."""
+        """The outcome on the paper's numbers; None if it prints none for this claim."""
         known = [one for one in self.published if one.estimate is not None]
         return combined([one.outcome for one in self.published]) if known else None
 
     @property
     def general(self) -> bool:
-        """Whether the outcome speaks beyond the places that were run."""
+        """Whether there are enough places for a general verdict on every part."""
         return bool(self.comparisons) and all(comparison.general for comparison in self.comparisons)
 
     @property
@@ -171,9 +176,9 @@ def check(study: Study) -> None:
 def judge(study: Study, bases: Sequence[Findings], published: Sequence[Findings] = ()) -> list[Verdict]:
     """The verdicts of a study over all bases it was run on, and of the numbers its paper prints."""
     check(study)
-    ours = _judged(study, bases)
-    theirs = _judged(study, published)
-    return [Verdict(claim, ours[claim.id], theirs[claim.id]) for claim in study.claims]
+    here = _judged(study, bases)
+    in_paper = _judged(study, published)
+    return [Verdict(claim, here[claim.id], in_paper[claim.id]) for claim in study.claims]
 
 
 def _judged(study: Study, bases: Sequence[Findings]) -> dict[str, tuple[Comparison, ...]]:
@@ -183,66 +188,85 @@ def _judged(study: Study, bases: Sequence[Findings]) -> dict[str, tuple[Comparis
     levels = _levels(compared)
     judged = {}
     for name, comparisons in compared.items():
-        own = levels.get(name, Levels())
-        judged[name] = tuple(Comparison(one.part, one.estimate, one.by_base, one.left_out, own) for one in comparisons)
+        claim_levels = levels.get(name, Levels())
+        judged[name] = tuple(replace(comparison, levels=claim_levels) for comparison in comparisons)
     return judged
 
 
 def _levels(compared: dict[str, list[Comparison]]) -> dict[str, Levels]:
-    """Holm's levels over claims, for each outcome apart.
+    """Holm's levels over claims, for each outcome separately.
 
-    A claim holds when all its parts do (their largest p counts). One part is enough against it, so its smallest p is
-    corrected for the number of parts.
+    A claim holds if all its parts do, so the largest of their p-values counts. One part is enough against it, so the
+    smallest is corrected for the number of parts.
     """
-    holds, refuted, no_difference = {}, {}, {}
+    holds: dict[str, float] = {}
+    refuted: dict[str, float] = {}
+    no_difference: dict[str, float] = {}
     for name, comparisons in compared.items():
-        ps = [one.ps for one in comparisons]
-        known = [one for one in ps if one is not None]
+        known = [ps for comparison in comparisons if (ps := comparison.ps) is not None]
         if not known:
             continue
-        count = len(comparisons)
-        if len(known) == count:
-            holds[name] = max(one.holds for one in known)
-        refuted[name] = min(1.0, count * min(one.refuted for one in known))
-        small = [one.no_difference for one in known if one.no_difference is not None]
+        parts = len(comparisons)
+        if len(known) == parts:
+            holds[name] = max(ps.holds for ps in known)
+        refuted[name] = min(1.0, parts * min(ps.refuted for ps in known))
+        small = [ps.no_difference for ps in known if ps.no_difference is not None]
         if small:
-            no_difference[name] = min(1.0, count * min(small))
-    at = [holm(family) for family in (holds, refuted, no_difference)]
+            no_difference[name] = min(1.0, parts * min(small))
+    holds_level = _holm_levels(holds)
+    refuted_level = _holm_levels(refuted)
+    no_difference_level = _holm_levels(no_difference)
     levels = {}
     for name in refuted:
         parts = len(compared[name])
         levels[name] = Levels(
-            at[0][name][1] if name in at[0] else LEVEL / len(refuted),
-            at[1][name][1] / parts,
-            at[2][name][1] / parts if name in at[2] else 0.0,
+            holds=holds_level.get(name, LEVEL / len(refuted)),
+            refuted=refuted_level[name] / parts,
+            no_difference=no_difference_level.get(name, 0.0) / parts,
         )
     return levels
+
+
+def _holm_levels(p_values: dict[str, float]) -> dict[str, float]:
+    return {name: level for name, (_, level) in holm(p_values).items()}
 
 
 def _compare(part: Part, bases: Sequence[Findings]) -> Comparison:
     test = TESTS[part.test]
     by_base = {}
+    left_out: list[str] = []
     for findings in bases:
-        found = test.estimate(part, [findings])
-        if found is not None:
-            by_base[findings.base] = found
-    left_out = [text for findings in bases for text in _left_out(part, findings)]
+        estimate = test.estimate(part, [findings])
+        if estimate is not None:
+            by_base[findings.base] = estimate
+        left_out += _left_out(part, findings)
     return Comparison(part, test.estimate(part, bases), by_base, tuple(left_out))
 
 
 def _left_out(part: Part, findings: Findings) -> list[str]:
-    """The places and cells that a comparison could have used and did not, with the reason."""
-    told = []
+    """The places and cells that a comparison could have used but did not, with the reason."""
+    reasons = []
     for task in part.tasks or findings.trained_tasks:
-        for size in findings.sizes(task) if task in findings.trained_tasks else ():
-            where = f"{findings.base}, {task}" + (f" ({size:,} rows)" if size and len(findings.sizes(task)) > 1 else "")
+        sizes = findings.sizes(task) if task in findings.trained_tasks else []
+        for size in sizes:
+            where = f"{findings.base}, {task}"
+            if size and len(sizes) > 1:
+                where += f" ({size:,} rows)"
             if (task, size) in findings.without_evidence:
-                told.append(f"{where}: the methods do not beat the majority class")
+                reasons.append(f"{where}: the methods do not beat the majority class")
                 continue
             for name in dict.fromkeys(filter(None, (part.a, part.b, *part.pair))):
-                best = findings.choices.get((name, task, size))
-                if best is not None and findings.at_edge((name, task, size)):
-                    tried = {point.lr for point in findings.cells[name, task, size]}
-                    how = "the edge of its rates" if len(tried) > 1 else "the only rate it tried"
-                    told.append(f"{where}: {name} chose {best[0]:g}, {how}")
-    return told
+                reason = _edge(findings, (name, task, size))
+                if reason is not None:
+                    reasons.append(f"{where}: {name} {reason}")
+    return reasons
+
+
+def _edge(findings: Findings, cell: Cell) -> str | None:
+    """Why a cell's rate is not usable; None if it is."""
+    best = findings.choices.get(cell)
+    if best is None or not findings.at_edge(cell):
+        return None
+    tried = {point.lr for point in findings.cells[cell]}
+    rate = "the edge of its rates" if len(tried) > 1 else "the only rate it tried"
+    return f"chose {best[0]:g}, {rate}"
