@@ -1,4 +1,4 @@
-"""What each command does: call, then print. Heavy modules are imported inside the commands that need them."""
+"""The commands: each calls the library, then prints. Heavy modules are imported inside the commands that need them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def demo(args: argparse.Namespace) -> None:
 
 
 def train(args: argparse.Namespace) -> None:
-    # Made before torch is imported: a wrong option must not cost the seconds that this takes.
+    # Before torch is imported, which takes seconds: a wrong option is reported at once.
     plan = Plan(**{entry.name: getattr(args, entry.name) for entry in fields(Plan) if hasattr(args, entry.name)})
     from ..training.run import sized, sweep
     from ..training.run import train as fit
@@ -123,12 +123,12 @@ def predict(args: argparse.Namespace) -> None:
             rows = (beside(_named(text), answer) for text, answer in zip(texts, answers, strict=False))
         else:
             sample = Sample.of(file)
-            given = _columns(args, "text", "text_pair")
-            found = predictor.columns_in(sample, False, **given)
-            if found.text != predictor.columns.text:
-                show.note(f'{args.file}: the text is column "{found.text}".')
-            answers = predictor.answers(predictor.texts_in(sample, **given))
-            rows = predictor.rows_in(sample, **given)
+            requested = _columns(args, "text", "text_pair")
+            columns = predictor.columns_in(sample, False, **requested)
+            if columns.text != predictor.columns.text:
+                show.note(f'{args.file}: the text is column "{columns.text}".')
+            answers = predictor.answers(predictor.texts_in(sample, **requested))
+            rows = predictor.rows_in(sample, **requested)
         if args.out is not None:
             count = write_rows(args.out, rows, args.force, ".jsonl" if args.json else ".csv")
             show.note(f"wrote {show.counted(count, 'row')} to {args.out}")
@@ -186,51 +186,52 @@ def evaluate(args: argparse.Namespace) -> None:
     from ..prediction.predictor import Predictor
     from . import show
 
-    given = _columns(args, "text", "text_pair", "label")
+    columns = _columns(args, "text", "text_pair", "label")
     predictor = Predictor(args.delta, args.base)
-    found = predictor.evaluation(args.source, args.split, args.data, args.encoding, args.positive, **given)
-    for text in found.notes:
+    result = predictor.evaluation(args.source, args.split, args.data, args.encoding, args.positive, **columns)
+    for text in result.notes:
         show.note(text)
     if args.errors is not None:
-        write_rows(args.errors, found.errors, args.force)
-        show.note(f"wrote {show.counted(len(found.errors), 'wrong row')} to {args.errors}")
+        write_rows(args.errors, result.errors, args.force)
+        show.note(f"wrote {show.counted(len(result.errors), 'wrong row')} to {args.errors}")
     if args.json:
-        show_json(contracts.evaluation(found))
+        show_json(contracts.evaluation(result))
     else:
-        show.evaluation(found, args.source)
+        show.evaluation(result, args.source)
 
 
 def count(args: argparse.Namespace) -> None:
     from ..model.audit import count as audit
     from . import show
 
-    found = audit(args.base, args.select, args.head, inject=args.inject)
+    counts = audit(args.base, args.select, args.head, inject=args.inject)
     if args.json:
-        extra = {"names": [list(row) for row in found.names()]} if args.names else {}
-        show_json({**found.json(), **extra})
+        names = {"names": [list(row) for row in counts.names()]} if args.names else {}
+        show_json({**counts.json(), **names})
     elif args.names:
-        show.out.print(show.table(["notation", "parameter (* is the layer)"], found.names(), left=2))
+        show.out.print(show.table(["notation", "parameter (* is the layer)"], counts.names(), left=2))
     else:
-        show.audit(found)
+        show.audit(counts)
 
 
 def inspect(args: argparse.Namespace) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # starting numpy's threads would take longer than the command
     from ..delta.delta import Delta
 
-    found = Delta.load(args.delta)
-    meta, size = found.meta, args.delta.stat().st_size
+    delta = Delta.load(args.delta)
+    size = args.delta.stat().st_size
     if args.plot is not None:
         from ..report import changemap
 
         check_target(args.plot, args.delta)
-        replace(args.plot, changemap.svg(found.change, f"Change of {meta.base} ({meta.select})").encode())
+        title = f"Change of {delta.meta.base} ({delta.meta.select})"
+        replace(args.plot, changemap.svg(delta.change, title).encode())
     if args.json:
-        show_json(contracts.inspection(found, size))
+        show_json(contracts.inspection(delta, size))
     else:
         from . import show
 
-        show.delta(found, size)
+        show.delta(delta, size)
 
 
 def export(args: argparse.Namespace) -> None:
@@ -242,9 +243,9 @@ def export(args: argparse.Namespace) -> None:
     from ..prediction.predictor import base_of
     from . import show
 
-    found = Delta.load(args.delta)
-    base = base_of(found, args.base)
-    folder = export_peft(found, base, args.out) if args.peft else write(found, base, args.out, args.fold)
+    delta = Delta.load(args.delta)
+    base = base_of(delta, args.base)
+    folder = export_peft(delta, base, args.out) if args.peft else write(delta, base, args.out, args.fold)
     show.out.print(f"wrote {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
 
@@ -291,23 +292,23 @@ def bench_serve(args: argparse.Namespace) -> None:
     from ..serve.load import Load, measure, read_texts
 
     load = Load(args.url, args.clients, args.texts, args.seconds, args.rate)
-    found = measure(load, read_texts(args.file, args.text))
+    measured = measure(load, read_texts(args.file, args.text))
     if args.json:
-        show_json(found.json())
+        show_json(measured.json())
     else:
-        print(found.table())
+        print(measured.table())
 
 
 def tasks(args: argparse.Namespace) -> None:
     from ..data.sources import listing
 
-    found = listing(args.data)
+    entries = listing(args.data)
     if args.json:
-        show_json(found)
+        show_json(entries)
         return
     from . import show
 
-    show.tasks(found)
+    show.tasks(entries)
 
 
 def doctor(args: argparse.Namespace) -> None:

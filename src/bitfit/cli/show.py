@@ -1,4 +1,4 @@
-"""What the terminal shows: tables, numbers and the progress bar. Imports no torch."""
+"""Output to the terminal: tables, numbers and the progress bar. Imports no torch."""
 
 from __future__ import annotations
 
@@ -155,27 +155,27 @@ def _settings(trial: Any) -> tuple[str, str, str]:
 MOST_CLASSES = 12  # in a confusion matrix that is printed
 
 
-def evaluation(found: Any, source: str) -> None:
-    """Print the metrics with their intervals, the results by class and the confusions."""
-    lines = [(name, *score_cells(score, name)) for name, score in found.scores.items()]
-    out.print(table(["metric", "score", "95% interval"], lines, f"{counted(found.rows, 'row')} of {source}"))
-    if found.task.positive is not None:
-        note(f'precision, recall, f1, auc and average_precision are about "{found.task.positive}"')
-    if found.by_class:
-        cells = [
-            (row.label, percent(row.precision), percent(row.recall), percent(row.f1), f"{row.support:,}")
-            for row in found.by_class
-        ]
+def evaluation(result: Any, source: str) -> None:
+    """Print the metrics with their intervals, the results by class and the confusion matrix."""
+    lines = [(name, *score_cells(score, name)) for name, score in result.scores.items()]
+    out.print(table(["metric", "score", "95% interval"], lines, f"{counted(result.rows, 'row')} of {source}"))
+    if result.task.positive is not None:
+        note(f'precision, recall, f1, auc and average_precision are about "{result.task.positive}"')
+    if result.by_class:
+        cells = []
+        for row in result.by_class:
+            scores = (percent(row.precision), percent(row.recall), percent(row.f1))
+            cells.append((row.label, *scores, f"{row.support:,}"))
         out.print()
         out.print(table(["class", "precision", "recall", "f1", "rows"], cells))
-    if 0 < len(found.confusion) <= MOST_CLASSES:
+    if 0 < len(result.confusion) <= MOST_CLASSES:
         out.print()
-        out.print(table(["true \\ predicted", *found.labels], _confusion(found)))
+        out.print(table(["true \\ predicted", *result.labels], _confusion(result)))
 
 
-def _confusion(found: Any) -> list[list[str]]:
+def _confusion(result: Any) -> list[list[str]]:
     rows = []
-    for label, counts in zip(found.labels, found.confusion, strict=True):
+    for label, counts in zip(result.labels, result.confusion, strict=True):
         rows.append([label, *(f"{count:,}" for count in counts)])
     return rows
 
@@ -185,12 +185,12 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def tasks(found: Sequence[dict[str, Any]]) -> None:
+def tasks(entries: Sequence[dict[str, Any]]) -> None:
     """Print the named tasks and where their data is."""
-    rows = [(task["name"], task["kind"], task["metric"], _where(task)) for task in found]
+    rows = [(task["name"], task["kind"], task["metric"], _where(task)) for task in entries]
     out.print(table(["task", "kind", "metric", "data"], rows, left=4))
-    apart = ", ".join(task["name"] for task in found if not task["average"])
-    out.print(f"(part): not the whole published split. Not in averages: {apart or 'none'}.")
+    not_averaged = ", ".join(task["name"] for task in entries if not task["average"])
+    out.print(f"(part): not the whole published split. Not in averages: {not_averaged or 'none'}.")
 
 
 def _where(task: dict[str, Any]) -> str:
@@ -200,23 +200,24 @@ def _where(task: dict[str, Any]) -> str:
     return f"{task['folder']}: {', '.join(names)}"
 
 
-def audit(found: Any) -> None:
+def audit(counts: Any) -> None:
     """Print a count of parameters by term and by part of the model."""
-    lines = [(term, f"{total:,}", f"{found.trained[term]:,}") for term, total in found.terms.items()]
+    lines = [(term, f"{total:,}", f"{counts.trained[term]:,}") for term, total in counts.terms.items()]
     out.print(table(["term", "total", "trained"], lines))
-    parts = [(part, f"{total:,}", f"{trained:,}") for part, (total, trained) in found.parts().items()]
+    parts = [(part, f"{total:,}", f"{trained:,}") for part, (total, trained) in counts.parts().items()]
+    parts.append(("all", f"{counts.total:,}", f"{counts.all_trained:,}"))
     out.print()
-    out.print(table(["part", "total", "trained"], [*parts, ("all", f"{found.total:,}", f"{found.all_trained:,}")]))
-    out.print(f"\n{found.base}: {found.all_trained / found.total:.4%} of {found.total:,} parameters train")
-    if found.anatomy.missing:
-        note(f"not offered by this architecture: {' '.join(found.anatomy.missing)}")
-    for text in found.warnings:
+    out.print(table(["part", "total", "trained"], parts))
+    out.print(f"\n{counts.base}: {counts.all_trained / counts.total:.4%} of {counts.total:,} parameters train")
+    if counts.anatomy.missing:
+        note(f"not offered by this architecture: {' '.join(counts.anatomy.missing)}")
+    for text in counts.warnings:
         note("warning: " + text)
 
 
-def delta(found: Any, count: int) -> None:
-    """Print what a delta is, and its change map."""
-    meta = found.meta
+def delta(loaded: Any, count: int) -> None:
+    """Print the metadata of a delta and its change map; `count` is the size of its file in bytes."""
+    meta = loaded.meta
     scores = {split: table[meta.metric] for split, table in meta.metrics.items() if meta.metric in table}
     facts = {
         "base": f"{meta.base} ({meta.fingerprint[:12]})",
@@ -231,7 +232,7 @@ def delta(found: Any, count: int) -> None:
         facts[split] = f"{meta.metric} {percent(score.value)}"
     out.print(table(["delta", ""], list(facts.items()), left=2))
     out.print()
-    out.print(changemap.terminal(found.change, out.width))
+    out.print(changemap.terminal(loaded.change, out.width))
 
 
 def comparison(found: Any, page: Path) -> None:

@@ -53,7 +53,7 @@ class Query:
 
     def finish(self) -> None:
         """Form the answer from the outputs of all chunks."""
-        outputs = [part for part in self.outputs if part is not None]
+        outputs = [chunk for chunk in self.outputs if chunk is not None]
         answer = answer_of(self.version.resident, self.reading, np.concatenate(outputs))
         self.answer = {"task": self.version.name, "version": self.version.id, **answer}
 
@@ -82,7 +82,7 @@ class Job:
 
 
 def answer_of(resident: Resident, reading: Reading, outputs: Array) -> Answer:
-    """What the outputs for a text mean. A text whose answer cannot be formed gets an error of its own."""
+    """The answer in the outputs for a text; an error if it cannot be formed, so that other texts are still answered."""
     if not np.isfinite(outputs).all():
         return {"error": "the task gives no finite numbers for this text"}
     try:
@@ -228,12 +228,12 @@ class Queue:
         """The rows of a query in chunks of at most `batch_tokens` tokens, or of one row."""
         rows = query.reading.rows
         numbers = np.cumsum(rows.lengths) // self.settings.batch_tokens
-        parts = [rows]
+        by_chunk = [rows]
         if numbers[-1] > 0:
-            parts = [rows.take(np.flatnonzero(numbers == number)) for number in np.unique(numbers)]
-        query.outputs = [None] * len(parts)
-        query.queued = len(parts)
-        return [Chunk(query, number, part) for number, part in enumerate(parts)]
+            by_chunk = [rows.take(np.flatnonzero(numbers == number)) for number in np.unique(numbers)]
+        query.outputs = [None] * len(by_chunk)
+        query.queued = len(by_chunk)
+        return [Chunk(query, number, chunk_rows) for number, chunk_rows in enumerate(by_chunk)]
 
     def _reserve(self, task: str, count: int) -> None:
         self._reserved[task] += count
@@ -344,7 +344,7 @@ class Queue:
         with self._changed:  # other threads may have other chunks of the same query
             for chunk, numbers in zip(batch, outputs, strict=True):
                 chunk.query.outputs[chunk.number] = numbers
-                if all(part is not None for part in chunk.query.outputs):
+                if all(computed is not None for computed in chunk.query.outputs):
                     done.append(chunk.query)
         return done
 

@@ -104,12 +104,12 @@ class Service:
         by_task: dict[str, list[Query]] = {}
         for query in queries:
             by_task.setdefault(query.task, []).append(query)
-        for task, own in by_task.items():  # an unknown task costs nothing else
-            self.cache.entry(task, own[0].where)
-        with self.queue.reserve({task: len(own) for task, own in by_task.items()}) as slots:
-            for task, own in by_task.items():
-                version = await self.cache.version(task, own[0].where)
-                for query in own:
+        for task, of_task in by_task.items():  # an unknown task is refused before anything else is done
+            self.cache.entry(task, of_task[0].where)
+        with self.queue.reserve({task: len(of_task) for task, of_task in by_task.items()}) as slots:
+            for task, of_task in by_task.items():
+                version = await self.cache.version(task, of_task[0].where)
+                for query in of_task:
                     query.version = version
             if sum(_characters(query.text) for query in queries) <= MAX_INLINE:
                 self._tokenize(by_task.values())
