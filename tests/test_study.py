@@ -126,7 +126,7 @@ rates = [1e-3]
         (('title = "t"\n', ""), 'mine.toml: lacks "title"'),
         (('bases = ["b"]', 'bases = ["b"]\nepochs = 0'), "mine.toml: protocol: epochs = 0: must be a whole number"),
         (('title = "t"', "title = t"), "mine.toml: not TOML"),
-        (('tasks = ["rte"]', 'tasks = ["rte", "rte"]'), 'mine.toml: tasks: "rte" stands twice'),
+        (('tasks = ["rte"]', 'tasks = ["rte", "rte"]'), 'mine.toml: tasks: "rte" occurs twice'),
         (('rates = [1e-3]', 'rates = [1e-3]\n[[claims]]\nid = "C1"\ntext = "t"\nparts = [{ test = "equal", a = "B" }]'),
          'mine.toml: claim C1: no "B".'),
     ],

@@ -66,16 +66,16 @@ def _trial(outcome: Any) -> dict[str, Any]:
 BY_CLASS = ("precision", "recall", "f1", "support")
 
 
-def evaluation(found: Any) -> dict[str, Any]:
+def evaluation(result: Any) -> dict[str, Any]:
     """The JSON of `bitfit evaluate`."""
     return {
-        "rows": found.rows,
-        "metrics": _values(found.scores),
-        "interval": {metric: [score.low, score.high] for metric, score in found.scores.items()},
-        "positive": found.task.positive,
-        "by_class": {row.label: _class_scores(row) for row in found.by_class},
-        "confusion": found.confusion,
-        "wrong": len(found.errors),
+        "rows": result.rows,
+        "metrics": _values(result.scores),
+        "interval": {metric: [score.low, score.high] for metric, score in result.scores.items()},
+        "positive": result.task.positive,
+        "by_class": {row.label: _class_scores(row) for row in result.by_class},
+        "confusion": result.confusion,
+        "wrong": len(result.errors),
     }
 
 

@@ -112,14 +112,14 @@ def run(args: argparse.Namespace) -> Any:
     )  # fmt: skip
     if args.address and args.engine != "ray":
         raise UsageError("--address is for --engine ray")
-    told = []
+    bases = []
     for base in args.base or study.protocol.bases:
-        told.append(_run_on(study, base, settings, args))
+        bases.append(_run_on(study, base, settings, args))
     if args.dry_run:
-        return told if args.json else None
+        return bases if args.json else None
     html, markdown = report.write(study, Results(args.results))
     if args.json:
-        return {"study": study.name, "bases": told, "html": str(html), "markdown": str(markdown)}
+        return {"study": study.name, "bases": bases, "html": str(html), "markdown": str(markdown)}
     show.out.print(f"wrote {html} and {markdown}", soft_wrap=True)
     return None
 

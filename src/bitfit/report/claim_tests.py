@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from ..study.spec import Part
 from ..study.store import Result
@@ -53,31 +54,34 @@ class ClaimTest:
 
     def estimate(self, part: Part, bases: Sequence[Findings]) -> Estimate | None:
         """The effect over all places of these bases that count."""
-        found = [(findings, one) for findings in bases for one in self.effects(part, findings)]
+        effects = []
+        for findings in bases:
+            for effect in self.effects(part, findings):
+                effects.append((findings, effect))
         if self.combined is not None:
-            return self.combined(part, found)
-        return combine([one for _, one in found])
+            return self.combined(part, effects)
+        return combine([effect for _, effect in effects])
 
 
 # ---- decisions
 
 
-def _greater(part: Part, found: Estimate) -> Ps:
-    return Ps(found.p("above", part.by), found.p("below", part.by), found.p_within(part.margin))
+def _greater(part: Part, estimate: Estimate) -> Ps:
+    return Ps(estimate.p("above", part.by), estimate.p("below", part.by), estimate.p_within(part.margin))
 
 
-def _as_good(part: Part, found: Estimate) -> Ps:
+def _as_good(part: Part, estimate: Estimate) -> Ps:
     """Non-inferiority: worse by less than the margin."""
-    return Ps(found.p("above", -part.margin), found.p("below", -part.margin))
+    return Ps(estimate.p("above", -part.margin), estimate.p("below", -part.margin))
 
 
-def _below(part: Part, found: Estimate) -> Ps:
-    return Ps(found.p("below", part.margin), found.p("above", part.margin))
+def _below(part: Part, estimate: Estimate) -> Ps:
+    return Ps(estimate.p("below", part.margin), estimate.p("above", part.margin))
 
 
-def _within(part: Part, found: Estimate) -> Ps:
-    outside = 2 * min(found.p("above", part.margin), found.p("below", -part.margin))
-    return Ps(found.p_within(part.margin), min(1.0, outside))
+def _within(part: Part, estimate: Estimate) -> Ps:
+    outside = 2 * min(estimate.p("above", part.margin), estimate.p("below", -part.margin))
+    return Ps(estimate.p_within(part.margin), min(1.0, outside))
 
 
 # ---- effects on places
@@ -89,7 +93,8 @@ def places_of(part: Part, findings: Findings) -> dict[str, list[int | None]]:
     for task, size in findings.places(part.tasks):
         if task not in part.not_tasks or size is not None:
             chosen.setdefault(task, []).append(size)
-    return {task: kept for task, sizes in chosen.items() if (kept := _sizes(part, sizes))}
+    limited = {task: _sizes(part, sizes) for task, sizes in chosen.items()}
+    return {task: sizes for task, sizes in limited.items() if sizes}
 
 
 def _sizes(part: Part, sizes: list[int | None]) -> list[int | None]:
@@ -114,7 +119,7 @@ def _one_place(base: str, task: str, by_size: Sequence[Place]) -> Iterator[Place
 
 
 def compared(part: Part, findings: Findings, cells: Sequence[Cell]) -> dict[int, tuple[Result, ...]]:
-    """The chosen trials of cells by the seeds all of them have; none where a cell's rate lies at the edge."""
+    """The chosen trials of cells, by the seeds that all of them have; none if a cell's rate is at the edge."""
     if any(findings.at_edge(cell) for cell in cells):
         return {}
     chosen = [findings.chosen(cell) for cell in cells]
@@ -143,19 +148,19 @@ def _difference(part: Part, findings: Findings, task: str, size: int | None) -> 
 
 def _paired(part: Part, findings: Findings) -> Iterator[Place]:
     for task, sizes in places_of(part, findings).items():
-        found = [_difference(part, findings, task, size) for size in sizes]
-        yield from _one_place(findings.base, task, [one for one in found if one is not None])
+        by_size = [_difference(part, findings, task, size) for size in sizes]
+        yield from _one_place(findings.base, task, [effect for effect in by_size if effect is not None])
 
 
 def _values(part: Part, findings: Findings) -> Iterator[Place]:
     for task, sizes in places_of(part, findings).items():
-        found = []
+        by_size = []
         for size in sizes:
             cell = (part.a, task, size)
             values = QUANTITIES[part.quantity].by_seed(findings, cell)
             if values and not findings.at_edge(cell):
-                found.append(place(findings.base, task, list(values.values())))
-        yield from _one_place(findings.base, task, found)
+                by_size.append(place(findings.base, task, list(values.values())))
+        yield from _one_place(findings.base, task, by_size)
 
 
 def _best_above_majority(part: Part, findings: Findings) -> Iterator[Place]:
@@ -239,10 +244,12 @@ def _map_likeness(part: Part, findings: Findings) -> Iterator[Place]:
         change = mean_change(findings, part.a, task)
         layered = {term: row for term, row in change.items() if len(row) > 1 and any(row)}
         if layered:
-            maps[task] = [value or 0.0 for term in sorted(layered) for value in layered[term]]
+            changes = chain.from_iterable(layered[term] for term in sorted(layered))
+            maps[task] = [value or 0.0 for value in changes]
     for task, values in maps.items():
-        others = [spearman(values, other) for name, other in maps.items() if name != task and len(other) == len(values)]
-        known = [value for value in others if value is not None]
+        others = [other for name, other in maps.items() if name != task and len(other) == len(values)]
+        correlations = [spearman(values, other) for other in others]
+        known = [correlation for correlation in correlations if correlation is not None]
         if known:
             yield place(findings.base, task, [statistics.fmean(known)])
 
@@ -282,16 +289,18 @@ def _slope(curve: Sequence[tuple[float, float]]) -> float:
     return statistics.linear_regression([x for x, _ in curve], [y for _, y in curve]).slope
 
 
-def _by_size_of_base(part: Part, found: Sequence[tuple[Findings, Place]]) -> Estimate | None:
+def _by_size_of_base(part: Part, effects: Sequence[tuple[Findings, Place]]) -> Estimate | None:
     """How much a - b grows with each halving of the base's parameters."""
-    halvings = [-math.log2(findings.parameters) for findings, _ in found]
-    return regression(halvings, [one for _, one in found]) if found else None
+    if not effects:
+        return None
+    halvings = [-math.log2(findings.parameters) for findings, _ in effects]
+    return regression(halvings, [effect for _, effect in effects])
 
 
 def _differences_of_differences(part: Part, findings: Findings) -> Iterator[Place]:
     """(a - b) minus the difference of the other pair."""
     for task, sizes in places_of(part, findings).items():
-        found = []
+        by_size = []
         for size in sizes:
             cells = [(name, task, size) for name in (part.a, part.b, *part.pair)]
             effects = []
@@ -299,8 +308,8 @@ def _differences_of_differences(part: Part, findings: Findings) -> Iterator[Plac
                 a, b, c, d = (findings.points(result) for result in trials)
                 effects.append((a - b) - (c - d))
             if effects:
-                found.append(place(findings.base, task, effects, rows=findings.test_rows(task, size)))
-        yield from _one_place(findings.base, task, found)
+                by_size.append(place(findings.base, task, effects, rows=findings.test_rows(task, size)))
+        yield from _one_place(findings.base, task, by_size)
 
 
 # ---- words

@@ -90,15 +90,15 @@ def write(study: Study, results: Results, folder: Path | None = None, figures: s
 
 
 def _distinct(manifests: Sequence[Manifest]) -> list[Manifest]:
-    """Manifests in which bases of one name also have a part of their fingerprint in it."""
+    """The manifests; if several bases have the same name, a part of the fingerprint is added to it."""
     names = Counter(manifest.base.name for manifest in manifests)
-    told = []
+    distinct = []
     for manifest in manifests:
         base = manifest.base
         if names[base.name] > 1:
             base = replace(base, name=f"{base.name} ({base.fingerprint[:6]})")
-        told.append(replace(manifest, base=base))
-    return told
+        distinct.append(replace(manifest, base=base))
+    return distinct
 
 
 # ---- the page
@@ -177,23 +177,24 @@ def _markers(bases: Sequence[Findings]) -> list[str]:
 
 
 def state(findings: Findings) -> str:
-    """How far a study is on a base, in a sentence."""
+    """A sentence on the progress of a study on a base."""
     trials = findings.trials
     done = [result for result in trials.values() if result is not None]
-    lost = sum(result.status == "diverged" for result in done)
+    diverged = sum(result.status == "diverged" for result in done)
     seeds = len({point.seed for point in findings.results})
-    told = f"{findings.base}: {len(done)} of {len(trials)} trials are done, up to {_count(seeds, 'seed')} per cell"
-    told += f", {lost} diverged" if lost else ""
-    return told + ("." if len(done) == len(trials) else "; the rest is missing below.")
+    text = f"{findings.base}: {len(done)} of {len(trials)} trials are done, up to {_count(seeds, 'seed')} per cell"
+    if diverged:
+        text += f", {diverged} diverged"
+    return text + ("." if len(done) == len(trials) else "; the rest is missing below.")
 
 
 def conditions(findings: Findings) -> str:
-    """Under which conditions a base was run, for verdicts: rows, epochs and seeds of each task."""
+    """The conditions of a base's trials, for verdicts: rows, epochs and seeds of each task."""
     by_setting: dict[str, list[str]] = {}
     for task in findings.trained_tasks:
         by_setting.setdefault(_setting(findings, task), []).append(task)
-    told = "; ".join(f"{', '.join(tasks)}: {setting}" for setting, tasks in by_setting.items())
-    return f"{findings.base} ({findings.parameters / 1e6:.1f}M parameters) on {told}."
+    settings = "; ".join(f"{', '.join(tasks)}: {setting}" for setting, tasks in by_setting.items())
+    return f"{findings.base} ({findings.parameters / 1e6:.1f}M parameters) on {settings}."
 
 
 def _setting(findings: Findings, task: str) -> str:
@@ -202,9 +203,12 @@ def _setting(findings: Findings, task: str) -> str:
     epochs = {frame.epochs for frame in findings.manifest.frames(task) if frame.epochs is not None}
     points = [point for point in findings.results if point.task == task]
     seeds = len({point.seed for point in points})
-    told = [f"{rows} training rows"]
-    told += [f"{'/'.join(map(str, sorted(epochs)))} epoch{'s' if epochs != {1} else ''}"] if epochs else []
-    return ", ".join([*told, _count(seeds, "seed")])
+    words = [f"{rows} training rows"]
+    if epochs:
+        plural = "" if epochs == {1} else "s"
+        words.append(f"{'/'.join(map(str, sorted(epochs)))} epoch{plural}")
+    words.append(_count(seeds, "seed"))
+    return ", ".join(words)
 
 
 def _count(number: int, noun: str) -> str:
@@ -278,18 +282,22 @@ def effect_in_words(one: Comparison) -> str:
 
 def details_in_words(one: Comparison) -> str:
     """The level of the interval, what could have been seen, and the effect on each base."""
-    told = []
-    ps, found = one.ps, one.estimate
-    if found is not None and ps is not None:
-        told.append(f"{100 * (1 - 2 * one.level):.3g}% interval; p {_p(ps.holds)} for it, {_p(ps.refuted)} against it")
-        seen = found.detectable(one.levels.holds)
-        told.append(f"could have seen {seen:.1f} {one.test.unit(one.part)}" if seen is not None else "")
-    elif found is not None:
-        few = len(found.places) < LEAST_PLACES
-        told.append("too few places for a test" if few else "the places do not vary, so there is no test")
+    details = []
+    ps = one.ps
+    estimate = one.estimate
+    if estimate is not None and ps is not None:
+        details.append(f"{100 * (1 - 2 * one.level):.3g}% interval")
+        details.append(f"p {_p(ps.holds)} for it, {_p(ps.refuted)} against it")
+        detectable = estimate.detectable(one.levels.holds)
+        if detectable is not None:
+            details.append(f"could have seen {detectable:.1f} {one.test.unit(one.part)}")
+    elif estimate is not None and len(estimate.places) < LEAST_PLACES:
+        details.append("too few places for a test")
+    elif estimate is not None:
+        details.append("the places do not vary, so there is no test")
     if len(one.by_base) > 1:
-        told.append(", ".join(f"{base} {each.mean:+.2f}" for base, each in one.by_base.items()))
-    return "; ".join(text for text in told if text)
+        details.append(", ".join(f"{base} {each.mean:+.2f}" for base, each in one.by_base.items()))
+    return "; ".join(details)
 
 
 def _p(value: float) -> str:
@@ -308,11 +316,11 @@ def verdict_grid(verdicts: Sequence[Verdict]) -> Grid:
     rows = []
     for verdict in verdicts:
         source = f"{verdict.claim.paper}, {verdict.claim.where}".removesuffix(", ")
-        told = [verdict.claim.text, source, outcome_in_words(verdict)]
+        claim = [verdict.claim.text, source, outcome_in_words(verdict)]
         if not verdict.comparisons:
-            rows.append([*told, verdict.claim.untested, "", ""])
+            rows.append([*claim, verdict.claim.untested, "", ""])
         for n, one in enumerate(verdict.comparisons):
-            first = told if n == 0 else ["", "", ""]
+            first = claim if n == 0 else ["", "", ""]
             rows.append([*first, one.says, effect_in_words(one), details_in_words(one)])
     head = ["claim", "claimed by", "verdict", "comparison", "effect", "details"]
     return Grid("Claims", head, rows, texts=range(len(head)))
@@ -349,10 +357,13 @@ def facts(study: Study) -> list[tuple[str, str]]:
         ("split", "split", splits[protocol.split]),
         ("max_length", "maximum length", f"{protocol.max_length}"),
     )
-    told = []
+    rows = []
     for key, name, text in settings:
-        told.append((name, f"{text} (our choice: the paper does not say)" if key in protocol.unstated else text))
-    return [*told, *((method.name, _settings(method)) for method in study.methods)]
+        remark = " (our choice: the paper does not say)" if key in protocol.unstated else ""
+        rows.append((name, text + remark))
+    for method in study.methods:
+        rows.append((method.name, _settings(method)))
+    return rows
 
 
 def _settings(method: Method) -> str:
@@ -406,9 +417,10 @@ def cost_in_words(study: Study) -> str:
 
 
 def _reproduce(study: Study, bases: Sequence[Findings]) -> list[dict[str, Any]]:
-    told = []
+    runs = []
     for findings in bases:
-        manifest, base = findings.manifest, findings.manifest.base
+        manifest = findings.manifest
+        base = manifest.base
         versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
         seeds = ", ".join(map(str, sorted({point.seed for point in findings.results})))
         facts_of_base = (
@@ -416,8 +428,8 @@ def _reproduce(study: Study, bases: Sequence[Findings]) -> list[dict[str, Any]]:
             f"{base.parameters:,} parameters); {versions}; {_count(manifest.threads, 'thread')}; seeds {seeds}. "
             f"Data read: {_digests(manifest)}."
         )
-        told.append({"commands": [shlex.join(run.command) for run in manifest.runs], "facts": facts_of_base})
-    return told or [{"commands": [f"bitfit study run {study.name}"], "facts": ""}]
+        runs.append({"commands": [shlex.join(run.command) for run in manifest.runs], "facts": facts_of_base})
+    return runs or [{"commands": [f"bitfit study run {study.name}"], "facts": ""}]
 
 
 def _digests(manifest: Manifest) -> str:

@@ -1,9 +1,10 @@
-"""One page over all studies: every claim with what each base says, what is open, and what would decide it."""
+"""The summary of all studies: every claim with its effect on each base, its verdict, and what would decide it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from .. import files
@@ -31,7 +32,7 @@ class Judged:
 
 
 def write(results: Results, folder: Path | None = None) -> tuple[Path, Path]:
-    """Write the summary as a page and as Markdown; where they are."""
+    """Write the summary as a page and as Markdown; returns their paths."""
     target = folder or results.folder
     html, markdown = target / "summary.html", target / "summary.md"
     judged = _judged(results)
@@ -77,13 +78,13 @@ def _markdown(judged: Sequence[Judged], results: Results) -> str:
 
 
 def _best(claim: Claim, judged: Sequence[Judged]) -> tuple[Judged, Verdict] | None:
-    """The verdict on a claim from the study with most places for it."""
-    found = []
+    """The verdict on a claim from the study with most places for it; None if no study has the claim."""
+    verdicts = []
     for one in judged:
         for verdict in one.verdicts:
             if verdict.claim.id == claim.id:
-                found.append((one, verdict))
-    return max(found, key=lambda pair: _places(pair[1]), default=None)
+                verdicts.append((one, verdict))
+    return max(verdicts, key=lambda pair: _places(pair[1]), default=None)
 
 
 def _places(verdict: Verdict) -> int:
@@ -102,11 +103,11 @@ def _claims(judged: Sequence[Judged]) -> Grid:
     rows: list[list[Cell | str]] = []
     for claim in spec.known_claims().values():
         source = f"{claim.paper}, {claim.where}"
-        found = _best(claim, judged)
-        if found is None:
+        best = _best(claim, judged)
+        if best is None:
             rows.append([Cell(claim.text, source), Cell("open", "", "text"), *("" for _ in names), "in no study"])
             continue
-        _, verdict = found
+        _, verdict = best
         cells = [_base_cell(verdict.comparisons, name) for name in names]
         css = report.CSS[verdict.outcome]
         outcome = Cell(report.outcome_in_words(verdict), _paper_says(claim, judged), css)
@@ -117,22 +118,26 @@ def _claims(judged: Sequence[Judged]) -> Grid:
 
 
 def _paper_says(claim: Claim, judged: Sequence[Judged]) -> str:
-    """What the numbers that the paper prints say by the same test, in the study with most of them."""
-    verdicts = [verdict for one in judged for verdict in one.verdicts if verdict.claim.id == claim.id]
-    known = [verdict for verdict in verdicts if verdict.published_outcome is not None]
+    """The outcome of the same test on the numbers in the paper, from the study with most of them."""
+    verdicts = chain.from_iterable(one.verdicts for one in judged)
+    known = [v for v in verdicts if v.claim.id == claim.id and v.published_outcome is not None]
     if not known:
         return ""
-    most = max(known, key=lambda verdict: sum(len(one.estimate.places) for one in verdict.published if one.estimate))
+    most = max(known, key=_published_places)
     return f"the paper's numbers: {most.published_outcome}"
+
+
+def _published_places(verdict: Verdict) -> int:
+    return sum(len(comparison.estimate.places) for comparison in verdict.published if comparison.estimate)
 
 
 def _base_cell(comparisons: Sequence[Comparison], base: str) -> Cell:
     """The effect of the first comparison on one base."""
-    found = comparisons[0].by_base.get(base) if comparisons else None
-    if found is None:
+    estimate = comparisons[0].by_base.get(base) if comparisons else None
+    if estimate is None:
         return Cell("", "–", "missing")
-    tasks = len({one.task for one in found.places})
-    return Cell(f"{found.mean:+.1f}", f"{tasks} task{'s' if tasks != 1 else ''}")
+    tasks = len({place.task for place in estimate.places})
+    return Cell(f"{estimate.mean:+.1f}", f"{tasks} task{'s' if tasks != 1 else ''}")
 
 
 def _studies(judged: Sequence[Judged], results: Results) -> Grid:

@@ -156,8 +156,8 @@ def _caption(table: Table, findings: Findings) -> str:
         metric = findings.metric(task, findings.size(task))
         if metric:
             metrics.setdefault(metric.replace("_", " "), []).append(task)
-    told = "; ".join(f"{metric} ({', '.join(tasks)})" for metric, tasks in metrics.items())
-    return f"{table.caption} Metric: {told}.".strip() if told else table.caption
+    words = "; ".join(f"{metric} ({', '.join(tasks)})" for metric, tasks in metrics.items())
+    return f"{table.caption} Metric: {words}.".strip() if words else table.caption
 
 
 def _averaged(table: Table, findings: Findings) -> bool:
@@ -213,8 +213,8 @@ def _by_size(table: Table, findings: Findings) -> Grid:
     for method in findings.methods if task else ():
         extra = Row(label=f"{method}, chosen rate", method=method)
         rows.append([extra.label, *_size_cells(extra, None, table, columns, sizes, findings)])
-    told = f"{table.caption} Columns are the rows drawn; {_split_words(findings)}".strip()
-    return Grid(_title(table, findings), ["", *columns], rows, told, _notes(rows))
+    caption = f"{table.caption} Columns are the rows drawn; {_split_words(findings)}".strip()
+    return Grid(_title(table, findings), ["", *columns], rows, caption, _notes(rows))
 
 
 def _split_words(findings: Findings) -> str:

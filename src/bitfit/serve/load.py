@@ -71,20 +71,19 @@ class Result:
 
     def table(self) -> str:
         """What `bench-serve` prints."""
-        found = self.json()
-        speed = f"{found['requests_per_second']:.1f} requests/s, {found['texts_per_second']:.1f} texts/s"
-        points = [
-            f"{name[:-3]} {found[name]:.1f} ms"
-            for name in found
-            if name.endswith("_ms") and name[0] == "p" and found[name]
-        ]
+        numbers = self.json()
+        speed = f"{numbers['requests_per_second']:.1f} requests/s, {numbers['texts_per_second']:.1f} texts/s"
+        percentiles = []
+        for name, value in numbers.items():
+            if name.startswith("p") and name.endswith("_ms") and value:
+                percentiles.append(f"{name.removesuffix('_ms')} {value:.1f} ms")
+        lines = [f"{speed}, codes {numbers['codes']}", ", ".join(percentiles)]
         counts = self._bars()
-        lines = [
-            f"{'<= ' + str(bar) + ' ms':>12} {count:>8} {'#' * round(50 * count / max(1, max(counts)))}".rstrip()
-            for bar, count in zip(BARS, counts, strict=True)
-            if count
-        ]
-        return "\n".join([f"{speed}, codes {found['codes']}", ", ".join(points), *lines])
+        for bar, count in zip(BARS, counts, strict=True):
+            if count:
+                length = round(50 * count / max(1, max(counts)))
+                lines.append(f"{f'<= {bar} ms':>12} {count:>8} {'#' * length}".rstrip())
+        return "\n".join(lines)
 
     def _bars(self) -> list[int]:
         edges = np.array([0, *BARS[:-1], np.inf]) / 1e3
@@ -96,10 +95,10 @@ def read_texts(path: Path | None, column: str | None = None) -> list[str]:
     if path is None:
         return list(SENTENCES)
     rows = loading.stream_texts(path, find_columns(path, text=column))
-    found = [text for _, text, _ in islice(rows, MAX_TEXTS)]
-    if not found:
+    texts = [text for _, text, _ in islice(rows, MAX_TEXTS)]
+    if not texts:
         raise DataError(f"{path}: there is no text in it")
-    return found
+    return texts
 
 
 def measure(load: Load, texts: Sequence[str], tasks: Sequence[str] | None = None, token: str | None = None) -> Result:

@@ -288,15 +288,15 @@ def known_claims() -> dict[str, Claim]:
 
 def _completed(claim: Claim, known: Mapping[str, Claim], where: str) -> Claim:
     """A claim of a study with the text and the paper of the known claim of its id."""
-    told = known.get(claim.id, claim)
-    if not (claim.text or told.text):
+    complete = known.get(claim.id, claim)
+    if not (claim.text or complete.text):
         raise StudyError(f'{where}: claim "{claim.id}" has no text and is not a known one.{suggest(claim.id, known)}')
     return replace(
         claim,
-        text=claim.text or told.text,
-        paper=claim.paper or told.paper,
-        where=claim.where or told.where,
-        untested=claim.untested or told.untested,
+        text=claim.text or complete.text,
+        paper=claim.paper or complete.paper,
+        where=claim.where or complete.where,
+        untested=claim.untested or complete.untested,
     )
 
 
@@ -326,8 +326,8 @@ def _one_of(key: str, value: str, known: Iterable[str]) -> None:
 
 
 def _positive(key: str, numbers: Mapping[str, int] | tuple[int, ...]) -> None:
-    given = numbers.values() if isinstance(numbers, Mapping) else numbers
-    for number in given:
+    values = numbers.values() if isinstance(numbers, Mapping) else numbers
+    for number in values:
         if number < 1:
             raise ValueError(f"{key} = {number}: must be a whole number of at least 1")
 
@@ -362,17 +362,17 @@ def _check(study: Study, where: str) -> None:
             _known(f"{where}: claim {claim.id}", [*part.tasks, *part.not_tasks], study.tasks)
 
 
-def _unique(where: str, what: str, given: Iterable[str]) -> None:
+def _unique(where: str, what: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
-    for name in given:
+    for name in names:
         if name in seen:
-            raise StudyError(f'{where}: {what}: "{name}" stands twice')
+            raise StudyError(f'{where}: {what}: "{name}" occurs twice')
         seen.add(name)
     if not seen:
         raise StudyError(f"{where}: {what}: at least one is needed")
 
 
-def _known(where: str, given: Iterable[str], known: Iterable[str]) -> None:
-    for name in given:
+def _known(where: str, names: Iterable[str], known: Iterable[str]) -> None:
+    for name in names:
         if name not in known:
             raise StudyError(f'{where}: no "{name}".{suggest(name, known)}')
