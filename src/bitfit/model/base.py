@@ -137,9 +137,7 @@ def load_base(spec: str | os.PathLike[str] | None = None) -> Base:
     source, name = locate(spec)
     local = Path(source).is_dir()
     try:
-        if not local:
-            _reach_hub(source)
-        config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+        config = _config(source, local)
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
         encoder, missing = _encoder(source, config, local)
     except ModelError:
@@ -196,17 +194,22 @@ def load_config(spec: str) -> tuple[Any, str]:
     source, name = locate(spec)
     local = Path(source).is_dir()
     try:
-        if not local:
-            _reach_hub(source)
-        config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
-        return _buildable(config), name
+        return _buildable(_config(source, local)), name
     except ModelError:
         raise
     except Exception as error:
         raise ModelError(f"{spec}: no usable configuration ({_first_line(error)})") from error
 
 
+def _config(source: str, local: bool) -> Any:
+    """The configuration in a folder, or of a hub id."""
+    if not local:
+        _reach_hub(source)
+    return AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+
+
 def _buildable(config: Any) -> Any:
+    """The configuration, if transformers can build a model from it."""
     empty_model(copy.deepcopy(config))
     return config
 
