@@ -93,22 +93,23 @@ class Bank:
         # The layers below everything that any lane changes: without dropout their outputs are the same in every epoch.
         self.frozen = 0
         if self._packed is not None and not prefix_dropout:
-            self.frozen = self.model.anatomy.layers_below({slot.name for lane in lanes for slot in lane.slots})
+            slots = chain.from_iterable(lane.slots for lane in lanes)
+            self.frozen = self.model.anatomy.layers_below({slot.name for slot in slots})
         self.depths = [self.frozen] * len(lanes)  # the first layers of each lane that do not train
         self._settled: dict[int, frozenset[str]] = {}  # the tensors of a lane that trained and no longer do
 
     def freeze(self, k: int, layers: int) -> None:
-        """Train lane k's first layers no longer: its backward pass ends there, and they are without dropout."""
+        """Stop training lane k's first layers: its backward pass ends there, and they have no dropout."""
         self.depths[k] = layers
         self._settled[k] = self.model.anatomy.names_below(layers)
 
     def entries(self, k: int, names: Container[str]) -> Tensor:
-        """Where the entries of these tensors lie among lane k's trained values."""
-        places = [torch.zeros(0, dtype=torch.int64)]
+        """The indices of these tensors' entries among lane k's trained values."""
+        indices = [torch.zeros(0, dtype=torch.int64)]
         for slot in self.lanes[k].slots:
             if slot.offset < self.lanes[k].trained and slot.name in names:
-                places.append(torch.arange(slot.offset, slot.offset + slot.size))
-        return torch.cat(places).to(self.values.device)
+                indices.append(torch.arange(slot.offset, slot.offset + slot.size))
+        return torch.cat(indices).to(self.values.device)
 
     def logits(self, rows: Mapping[int, Rows], streams: Mapping[int, int] | None = None) -> dict[int, Tensor]:
         """The logits of each lane's rows; with `streams`, dropout is on and seeded per lane."""
@@ -218,7 +219,8 @@ class Bank:
     def _graft_names(self, k: int) -> set[str]:
         """The names of the tensors of lane k's grafts."""
         grafts = self._grafts[k] or ()
-        return {slot.name for slot in chain.from_iterable(graft.slots for graft in grafts)}
+        slots = chain.from_iterable(graft.slots for graft in grafts)
+        return {slot.name for slot in slots}
 
     def _patches_of(self, k: int) -> dict[str, list[Patch]]:
         """Lane k's patches: matrices of which it has so few entries that the packed path computes with the entries."""

@@ -59,11 +59,12 @@ class Examples:
     def take(self, indices: Iterable[int]) -> Examples:
         """The examples at these indices, in this order."""
         indices = list(indices)
-        texts = [self.texts[i] for i in indices]
-        pairs = None if self.pairs is None else [self.pairs[i] for i in indices]
-        labels = [self.labels[i] for i in indices] if self.labels else []
-        lines = [self.lines[i] for i in indices] if self.lines else []
-        return Examples(texts, pairs, labels, lines)
+
+        def take(column: list[Any]) -> list[Any]:
+            return [column[i] for i in indices] if column else []
+
+        pairs = None if self.pairs is None else take(self.pairs)
+        return Examples(take(self.texts), pairs, take(self.labels), take(self.lines))
 
     def __add__(self, other: Examples) -> Examples:
         """These examples followed by the others."""

@@ -491,7 +491,8 @@ def _scatter(title: str, dots: Sequence[tuple[float, float, str]], findings: Fin
 
 def _heat_maps(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
     """Dev scores by rate and batch size, on one scale."""
-    found = []
+    maps = []
+    all_scores: list[float] = []
     for findings, task in _panels_of_places(figure, bases):
         for name in _methods(figure, findings):
             points = findings.cells.get((name, task, findings.size(task)), [])
@@ -500,10 +501,11 @@ def _heat_maps(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[
             table = []
             for rate in rates:
                 table.append([_dev_score(findings, points, rate, batch) for batch in batches])
-            if any(value is not None for row in table for value in row):
-                found.append((" · ".join([task, name, findings.base]), rates, batches, table))
-    known = [value for *_, table in found for row in table for value in row if value is not None]
-    return [_heat(title, rates, batches, table, min(known), max(known)) for title, rates, batches, table in found]
+            scores = [score for score in chain.from_iterable(table) if score is not None]
+            if scores:
+                all_scores += scores
+                maps.append((" · ".join([task, name, findings.base]), rates, batches, table))
+    return [_heat(*heat_map, min(all_scores), max(all_scores)) for heat_map in maps]
 
 
 def _heat(

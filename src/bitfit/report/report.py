@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +125,7 @@ def as_html(
 ) -> str:
     """The page of a study."""
     ran = [findings for findings in bases if findings.done]
-    details = [part(findings) for findings in ran for part in (gaps, costs, audit)]
-    wins = [counted_wins(findings, table) for table in study.tables for findings in ran]
+    wins = [counted_wins(findings, table) for table, findings in product(study.tables, ran)]
     return render(
         "study.html",
         title=f"{study.name}: {study.title}",
@@ -142,12 +142,20 @@ def as_html(
         markers=_markers(ran),
         sections=sections,
         curves=_curves(study, ran),
-        details=details,
+        details=_details(ran),
         protocol=protocol_grid(study),
         differences=[(findings.base, _differences(findings)) for findings in bases],
         remarks=_remarks(study),
         reproduce=_reproduce(study, bases),
     )
+
+
+def _details(bases: Sequence[Findings]) -> list[Grid]:
+    """Tables of generalisation gaps, costs and trained parameters, base by base."""
+    grids = []
+    for findings in bases:
+        grids += [gaps(findings), costs(findings), audit(findings)]
+    return grids
 
 
 def drawn(figure: Figure, study: Study, bases: Sequence[Findings]) -> DrawnFigure:
@@ -453,7 +461,7 @@ def as_markdown(study: Study, bases: Sequence[Findings], verdicts: Sequence[Verd
     parts += [plain(conditions(findings)) + "\n" for findings in ran]
     parts += [verdict_grid(verdicts).markdown()] if verdicts else []
     parts += [table.markdown() for table in tables(study, ran)]
-    parts += [part(findings).markdown() for findings in ran for part in (gaps, costs, audit)]
+    parts += [grid.markdown() for grid in _details(ran)]
     parts.append(protocol_grid(study).markdown())
     for heading, texts in _remarks(study):
         parts.append(f"### {heading}\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from ..study.spec import Number, Row, Study, Table
 from .findings import Cell as Key
@@ -167,9 +168,10 @@ def _averaged(table: Table, findings: Findings) -> bool:
 
 
 def _unlisted(table: Table, findings: Findings) -> list[tuple[str, float | None]]:
-    """Methods that were run and stand in no table of the paper, or in a table by rates, rates that it does not have."""
+    """Methods that were run but are in no table of the paper; in a table by rates, also rates that it does not have."""
     if table.layout != "rates":
-        listed = {row.method for other in findings.study.tables for row in other.rows}
+        paper_rows = chain.from_iterable(other.rows for other in findings.study.tables)
+        listed = {row.method for row in paper_rows}
         return [(method, None) for method in findings.methods if method not in listed]
     printed = [(row.method, row.rate) for row in table.rows if row.rate]
     unlisted: list[tuple[str, float | None]] = []
@@ -182,7 +184,7 @@ def _unlisted(table: Table, findings: Findings) -> list[tuple[str, float | None]
 def _task_cells(row: Row, rate: float | None, table: Table, columns: list[str], findings: Findings) -> list[Cell]:
     cells = []
     for column in columns:
-        number = _value(row, table.columns.index(column)) if column in table.columns else None
+        number = _paper_number(row, table, column)
         if column not in findings.tasks:
             cells.append(compared([], number))
             continue
@@ -251,37 +253,50 @@ def _size_cells(
 
 
 def _over_bases(table: Table, bases: Sequence[Findings]) -> Grid:
-    """Rows that name a base stand beside its own run; other bases get rows of their own, before the paper's."""
-    ran = [task for findings in bases for task in findings.tasks]
+    """The paper's rows with our results on their bases; bases that are not in the paper get rows before them."""
+    ran = chain.from_iterable(findings.tasks for findings in bases)
     columns = list(dict.fromkeys([*ran, *table.columns]))
-    cells = _best_rates if table.layout == "best" else _task_cells
+    cells_of = _best_rates if table.layout == "best" else _task_cells
     listed = {row.base for row in table.rows}
     rows: Rows = []
     for findings in bases:
-        if findings.base not in listed:
-            for method in findings.methods:
-                extra = Row(label=f"{findings.base}: {method}", method=method)
-                rows.append([extra.label, _share(findings, extra), *cells(extra, None, table, columns, findings)])
+        if findings.base in listed:
+            continue
+        for method in findings.methods:
+            extra = Row(label=f"{findings.base}: {method}", method=method)
+            rows.append([extra.label, _share(findings, extra), *cells_of(extra, None, table, columns, findings)])
     for row in table.rows:
-        same = next((findings for findings in bases if findings.base == row.base), None)
-        if same is not None:
-            own = cells(row, None, table, columns, same)
+        on_base = next((findings for findings in bases if findings.base == row.base), None)
+        if on_base is not None:
+            cells = cells_of(row, None, table, columns, on_base)
         else:
-            own = [compared([], _value(row, table.columns.index(c)) if c in table.columns else None) for c in columns]
-        rows.append([row.label, _share(same, row), *own])
+            cells = [compared([], _paper_number(row, table, column)) for column in columns]
+        rows.append([row.label, _share(on_base, row), *cells])
     return Grid(table.name, ["", SHARE, *columns], rows, table.caption, _notes(rows))
+
+
+def _paper_number(row: Row, table: Table, column: str) -> Number | None:
+    """The paper's number in a column of its table; None if the table has no such column."""
+    if column not in table.columns:
+        return None
+    return _value(row, table.columns.index(column))
 
 
 def _best_rates(row: Row, _: float | None, table: Table, columns: list[str], findings: Findings) -> list[Cell]:
     cells = []
     for column in columns:
-        number = _value(row, table.columns.index(column)) if column in table.columns else None
+        number = _paper_number(row, table, column)
         cell = (row.method, column, findings.size(column) if column in findings.tasks else None)
         best = findings.choices.get(cell)
-        notes = [] if number is None else [f"paper {number.value:g}"]
-        notes += [MARKS["edge"]] if best and findings.at_edge(cell) else []
-        note = "; ".join(notes) or ("" if best else "–")
-        cells.append(Cell(f"{best[0]:g}" if best else "", note, "" if best else "missing"))
+        notes = []
+        if number is not None:
+            notes.append(f"paper {number.value:g}")
+        if best is None:
+            cells.append(Cell("", "; ".join(notes) or "–", "missing"))
+            continue
+        if findings.at_edge(cell):
+            notes.append(MARKS["edge"])
+        cells.append(Cell(f"{best[0]:g}", "; ".join(notes), ""))
     return cells
 
 
