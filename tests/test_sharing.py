@@ -41,7 +41,7 @@ def test_shared_rows_equal_padded_ones(bases, architecture, pool, pair, monkeypa
     base, seen = bases(architecture), []
     watch = base.encoder.register_forward_hook(lambda *call: seen.append(call[2].last_hidden_state.shape[0]))
     shared = learn(base, pool, pair)
-    monkeypatch.setattr(sharing, "WORTH", 0.0)
+    monkeypatch.setattr(sharing, "MOST_ROWS", 0.0)
     padded = learn(base, pool, pair)
     watch.remove()
     assert seen[0] < seen[1] == len(TEXTS)
@@ -54,13 +54,13 @@ def test_shared_rows_equal_padded_ones(bases, architecture, pool, pair, monkeypa
 
 def test_every_text_has_its_places_and_no_row_is_longer_than_the_longest():
     lengths = np.array([3, 9, 1, 4, 9, 5, 2])
-    places = RowAssignment.of(lengths)
-    assert places.rows == 4 and places.text.shape == (4, 9)
-    assert np.bincount(places.text[places.text >= 0]).tolist() == lengths.tolist()
-    back = places.back.reshape(len(lengths), 9)
+    assignment = RowAssignment.of(lengths)
+    assert assignment.rows == 4 and assignment.text.shape == (4, 9)
+    assert np.bincount(assignment.text[assignment.text >= 0]).tolist() == lengths.tolist()
+    back = assignment.back.reshape(len(lengths), 9)
     for i, length in enumerate(lengths):
-        assert (places.text.reshape(-1)[back[i]] == i).all()
-        assert (places.source[back[i, :length]] == i * 9 + np.arange(length)).all()
+        assert (assignment.text.reshape(-1)[back[i]] == i).all()
+        assert (assignment.source[back[i, :length]] == i * 9 + np.arange(length)).all()
         assert (np.diff(back[i, :length]) == 1).all() and back[i, 0] // 9 == back[i, length - 1] // 9
 
 
