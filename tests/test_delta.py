@@ -108,7 +108,7 @@ def rewritten(delta, tensors=None, **meta):
         ({"change": {"b_q": [1e301]}}, "change: a number is too large"),
         ({"columns": {}}, 'columns: lacks "text"'),
         ({"columns": {"text": 5, "text_pair": None, "label": None}}, "columns.text: must be a text"),
-        ({"metrics": {}}, "metrics: lacks the dev score by accuracy"),
+        ({"metrics": {"dev": {}}}, "metrics: lacks the dev score by accuracy"),
         ({"metrics": {"dev": {"accuracy": {}}}}, "metrics.*value"),
         ({"metrics": {"dev": {"accuracy": {"value": "1", "low": 0, "high": 1}}}}, "metrics.*value"),
         ({"total": 0, "trained": 0}, "trained"),

@@ -314,7 +314,7 @@ def test_adapters_go_nowhere_but_behind_m1_and_m3(base, csv_file):
         ("lora(random(W_q, 3), 2)", "whole matrices"),
         ("lora(none, 2)", "selects no matrix"),
         ("lora(W_zz, 2)", "no term"),
-        ("lora(W_q, 2) + lora(W_q, 3)", "same place"),
+        ("lora(W_q, 2) + lora(W_q, 3)", "same module"),
         ("adapter()", r"write adapter\(WIDTH\)"),
         ("adapter(x)", r"write adapter\(WIDTH\)"),
         ("lorra(W_q, 2)", 'no graft "lorra".* Did you mean "lora"'),

@@ -247,5 +247,5 @@ def test_a_column_of_training_stays_when_another_is_named(delta, base, tmp_path)
 
 def test_values_too_large_for_an_answer_are_an_error(delta, base):
     huge = {name: np.full_like(value, 3e38) for name, value in delta.tensors.items()}
-    with pytest.raises(DeltaError, match="no numbers"):
+    with pytest.raises(DeltaError, match="not finite numbers"):
         predict(Delta(huge, delta.meta), ["good film"], base)

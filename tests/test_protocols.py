@@ -165,7 +165,7 @@ def test_a_file_of_several_test_sets_must_say_which(base, mini, tmp_path):
     folder = mini("mnli")
     predictor = Predictor(train("mnli", base, data=str(folder), lr=1e-3, epochs=1).best.delta, base)
     own = write_rows(tmp_path / "own.jsonl.gz", mini_rows(named.known()["mnli"], 4, labelled=False))
-    with pytest.raises(UsageError, match="several test sets; name the file after its own: test, test_matched"):
+    with pytest.raises(UsageError, match="several test sets; name the file after one of them: test, test_matched"):
         glue.submit(predictor, tmp_path, file=own)
     renamed = own.rename(tmp_path / "test_mismatched.jsonl.gz")
     assert glue.submit(predictor, tmp_path, file=renamed)[0][0].name == "MNLI-mm.tsv"
