@@ -91,7 +91,7 @@ class Tagging(Task):
 
     def predictions(self, logits: Array, encoded: Encoded, examples: Examples) -> list[Array]:
         """The number of the likeliest tag of each word."""
-        return [row.argmax(-1) for row in self._by_word(logits, encoded, examples)]
+        return [row.argmax(-1) for row in self.by_word(logits, encoded, examples)]
 
     def score(self, predictions: Any, examples: Examples) -> float:
         """The main metric."""
@@ -126,7 +126,7 @@ class Tagging(Task):
     def answers(self, logits: Array, encoded: Encoded, examples: Examples) -> list[dict[str, Any]]:
         """Words, tags, and the probability of each tag given; where tags mark entities, these too."""
         found = []
-        for words, rows in zip(examples.texts, self._by_word(logits, encoded, examples), strict=True):
+        for words, rows in zip(examples.texts, self.by_word(logits, encoded, examples), strict=True):
             probabilities = softmax(rows) if len(rows) else rows
             scores = probabilities.max(-1, initial=0.0).tolist()
             tags = [self.labels[number] for number in rows.argmax(-1)]
@@ -227,7 +227,7 @@ class Tagging(Task):
         sentence = np.repeat(encoded.owner, encoded.rows.lengths)[place]
         return np.stack([sentence, encoded.marks[place, 0]], 1), place
 
-    def _by_word(self, logits: Array, encoded: Encoded, examples: Examples) -> list[Array]:
+    def by_word(self, logits: Array, encoded: Encoded, examples: Examples) -> list[Array]:
         words, place = self._places(encoded)
         order = np.lexsort((words[:, 1], words[:, 0]))  # windows overlap, so words may stand out of order
         ends = np.cumsum([len(words) for words in examples.texts])
