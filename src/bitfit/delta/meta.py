@@ -116,7 +116,7 @@ class Meta:
     columns: Columns
     max_length: int
     stride: int = 0
-    long: str = HEAD_OF_TEXT
+    long: str = HEAD_OF_TEXT  # what is read of a text above max_length: head, head+tail or windows
     metric: str
     metrics: Mapping[str, Mapping[str, Score]]  # split -> metric -> score; empty: never scored
     trial: TrialRecord | None = None  # None: the delta was not made by a training
