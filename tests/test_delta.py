@@ -99,7 +99,7 @@ def rewritten(delta, tensors=None, **meta):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": 2}, "format 2"),
+        ({"format": 3}, "format 3"),
         ({"labels": [1, 2]}, "labels.0.: must be a text, not a whole number"),
         ({"labels": "positive"}, "labels: must be a list, not a text"),
         ({"change": {"b_q": "much"}}, "change"),

@@ -20,6 +20,7 @@ ROOMS = {
     "tasks": ("core", "data", "model", "delta", "bank"),
     "training": ("core", "data", "model", "delta", "bank", "tasks"),
     "prediction": ("core", "data", "model", "delta", "bank", "tasks"),
+    "sklearn": ("core", "data", "model", "delta", "bank", "tasks", "training", "prediction"),
     "study": ("core", "data", "model", "delta", "bank", "tasks", "training", "prediction"),
     "report": ("core", "data", "model", "delta", "bank", "tasks", "training", "prediction", "study"),
     "serve": ("core", "data", "model", "delta", "bank", "tasks", "prediction"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitfit import train
+from bitfit import evaluate, predict, train
 from bitfit.data import loading
 from bitfit.data.memory import files_of
 from bitfit.errors import DataError
@@ -102,3 +102,40 @@ def test_anything_else_is_a_type_error_that_names_what_is_taken(data):
 def test_texts_and_labels_of_unlike_length_are_an_error():
     with pytest.raises(DataError, match="40 texts and 39 labels"):
         files_of((TEXTS, LABELS[1:]))
+
+
+# ---- the real package, where it is installed
+
+
+def real_dataset(rows: Any = ROWS) -> Any:
+    """The rows as a datasets.Dataset with numbered classes."""
+    datasets = pytest.importorskip("datasets", reason="needs the hub extra")
+    features = datasets.Features(
+        id=datasets.Value("int64"),
+        text=datasets.Value("string"),
+        label=datasets.ClassLabel(names=["negative", "positive"]),
+    )
+    return datasets.Dataset.from_list(rows, features=features)
+
+
+def test_a_real_data_set_gives_the_names_of_its_classes():
+    found = loaded(real_dataset())
+    assert found.labels == ("negative", "positive")
+    assert sorted(found.train.texts + found.dev.texts) == sorted(TEXTS)
+
+
+def test_the_splits_of_a_real_data_set_dict_are_train_dev_and_test():
+    datasets = pytest.importorskip("datasets", reason="needs the hub extra")
+    splits = {"train": ROWS[:20], "validation": ROWS[20:30], "test": ROWS[30:]}
+    found = loaded(datasets.DatasetDict({name: real_dataset(rows) for name, rows in splits.items()}))
+    assert (len(found.train), len(found.dev), len(found.test)) == (20, 10, 10)
+
+
+def test_a_real_data_set_is_trained_on_evaluated_and_answered(base):
+    dataset = real_dataset()
+    delta = train(dataset, base, lr=1e-2, epochs=1, threads=1).best.delta
+    assert evaluate(delta, dataset, base).rows == len(ROWS)
+    answers = predict(delta, dataset, base)
+    assert type(answers) is type(dataset)
+    assert answers["id"][:] == dataset["id"][:]
+    assert set(answers["predicted_label"]) <= {"negative", "positive"}

@@ -83,6 +83,16 @@ def test_every_kind_answers_as_predict_does_and_names_its_version(serve, tasks, 
         assert answer["task"] == item["task"] and answer["version"] == live.client.task(item["task"])["version"]
 
 
+@pytest.mark.parametrize("long", ["windows", "head+tail"])
+def test_a_long_text_is_read_as_the_delta_says(serve, base, tmp_path, long):
+    delta = delta_of(base, 9, long=long)
+    delta.save(tmp_path / "long.safetensors")
+    texts = [" ".join(TEXTS), TEXTS[0]]
+    answers = serve().client.predict("long", texts)
+    for found, expected in zip(answers, predict(delta, texts, base), strict=True):
+        assert numbers(found) == pytest.approx(numbers(expected), abs=1e-5)
+
+
 def test_one_task_and_many_inputs(serve, tasks):
     answers = serve().client.predict("five", TEXTS)
     assert len(answers) == len(TEXTS) and all(len(answer["scores"]) == 5 for answer in answers)

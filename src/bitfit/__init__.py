@@ -57,14 +57,15 @@ _MODULES = {
     "Task": "tasks",
     "Client": "serve.client",
 }
+_ROOMS = ("tasks", "sklearn")  # packages that are public as a whole
 __all__ = ["__version__", *sorted(_MODULES)]
 
 
 if not TYPE_CHECKING:  # a type checker would take any name for one that this function loads
 
     def __getattr__(name: str) -> Any:
-        if name == "tasks":
-            return import_module(".tasks", __name__)
+        if name in _ROOMS:
+            return import_module(f".{name}", __name__)
         if name not in _MODULES:
             raise AttributeError(f"module 'bitfit' has no attribute {name!r}")
         value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
@@ -73,4 +74,4 @@ if not TYPE_CHECKING:  # a type checker would take any name for one that this fu
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_ROOMS})

@@ -115,10 +115,16 @@ class Bank:
         """The logits of each lane's rows; with `streams`, dropout is on and seeded per lane."""
         if self._packed is None:
             return self.stock_logits(rows, streams)
+        found = self._packed_logits(self._packed, {k: own.apart for k, own in rows.items()}, streams)
+        return {k: by_row(found[k], own) for k, own in rows.items()}
+
+    def _packed_logits(
+        self, packed: Packed, rows: Mapping[int, Rows], streams: Mapping[int, int] | None
+    ) -> dict[int, Tensor]:
         out: dict[int, Tensor] = {}
         for lanes in self._passes(rows):
             stacks = self._stacks(lanes)
-            outputs = self._packed(
+            outputs = packed(
                 [rows[k] for k in lanes],
                 [self._lane_tensors(k, stacks) for k in lanes],
                 stacks,
@@ -134,7 +140,7 @@ class Bank:
         """How much memory the states behind so many layers take; 0 if they cannot be kept."""
         if self._packed is None or not layers:
             return 0
-        each = self.model.output_count(rows) if layers == self.model.anatomy.layers else len(rows.ids)
+        each = self.model.output_count(rows.apart) if layers == self.model.anatomy.layers else len(rows.ids)
         return each * self.model.base.width * 4
 
     def with_prefix(self, rows: Rows, batches: Iterable[Array]) -> Rows:
@@ -153,14 +159,14 @@ class Bank:
     def _prefix(self, packed: Packed, rows: Rows, batches: Iterable[Array], layers: int, k: int | None) -> Known:
         """The states behind the first layers of lane k, or of the base."""
         by_text = layers == self.model.anatomy.layers and self.model.pool != "tokens"
-        states = np.empty((len(rows) if by_text else len(rows.ids), self.model.base.width), np.float32)
+        states = np.empty((len(rows.apart) if by_text else len(rows.ids), self.model.base.width), np.float32)
         for chosen in batches:
-            batch = rows.take(chosen)
+            batch = rows.take(chosen).apart
             stacks = {} if k is None else self._stacks([k])
             lane = LaneTensors({}, {}) if k is None else self._lane_tensors(k, stacks)
             grafts = [] if k is None else self._graft_groups([k], [len(batch.ids)])
             found = packed.prefix(batch, layers, lane, stacks, grafts, self.model.pool)
-            states[chosen if by_text else rows.tokens(chosen)] = found.cpu().numpy()
+            states[rows.windows_of(chosen) if by_text else rows.tokens(chosen)] = found.cpu().numpy()
         return Known(layers, by_text, states)
 
     def stock_logits(self, rows: Mapping[int, Rows], streams: Mapping[int, int] | None = None) -> dict[int, Tensor]:
@@ -169,10 +175,11 @@ class Bank:
         for k, lane_rows in rows.items():
             stream = None if streams is None else streams[k]
             model = self.models[k]
+            windows = lane_rows.apart
             swapped = model.swapped(self._effective(k))
-            shared_rows = sharing_rows(model.encoder, lane_rows.lengths)
+            shared_rows = sharing_rows(model.encoder, windows.lengths)
             with _training(model, streams is not None), self._dropout(stream), swapped, shared_rows:
-                out[k] = model(lane_rows)
+                out[k] = by_row(model(windows), lane_rows)
         return out
 
     def trained(self, k: int) -> Tensor:
@@ -312,6 +319,17 @@ class Bank:
         vectors = _vectors([self._layouts[k] for k in lanes])
         stacks: tuple[Tensor, ...] = _Stacks.apply(self._anchor, self, lanes, vectors)  # type: ignore[no-untyped-call]
         return dict(zip(vectors, stacks, strict=True))
+
+
+def by_row(outputs: Tensor, rows: Rows) -> Tensor:
+    """The outputs of each row from those of its windows: their mean, each with the weight of its tokens."""
+    if rows.windows is None:
+        return outputs
+    lengths = rows.apart.lengths
+    row = np.repeat(np.arange(len(rows)), rows.window_counts)
+    weights = torch.from_numpy((lengths / rows.lengths[row]).astype(np.float32)).to(outputs.device)
+    numbers = torch.from_numpy(row).to(outputs.device)
+    return outputs.new_zeros(len(rows), outputs.shape[1]).index_add(0, numbers, outputs * weights[:, None])
 
 
 class _Gather(torch.autograd.Function):

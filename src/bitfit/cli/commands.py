@@ -114,7 +114,7 @@ def predict(args: argparse.Namespace) -> None:
     from . import show
     from .answers import as_line
 
-    predictor = Predictor(args.delta, args.base)
+    predictor = Predictor(args.delta, args.base, args.long)
     rows: Iterator[dict[str, Any]]
     with _input(args) as file:
         if file is None:
@@ -140,9 +140,11 @@ def predict(args: argparse.Namespace) -> None:
         for text in file.notes if file is not None else ():
             show.note(text)
     if predictor.cut:
-        show.note(
-            f"{show.counted(predictor.cut, 'text')} longer than {predictor.delta.meta.max_length} tokens: cut there"
-        )
+        cut = show.counted(predictor.cut, "text")
+        if predictor.delta.meta.long == "head":
+            show.note(f"{cut} longer than {predictor.delta.meta.max_length} tokens: cut there")
+        else:
+            show.note(f"{cut} too long to be read whole; --long {predictor.delta.meta.long} reads parts of them")
 
 
 @contextmanager
@@ -170,7 +172,7 @@ def _submit(args: argparse.Namespace) -> None:
     from ..prediction.predictor import Predictor
     from . import show
 
-    predictor = Predictor(args.delta, args.base)
+    predictor = Predictor(args.delta, args.base, args.long)
     written = glue.submit(predictor, args.glue, task=args.task, file=args.file, folder=args.data)
     if args.json:
         show_json([{"file": str(path), "rows": rows, "expected": wanted} for path, rows, wanted in written])
@@ -187,7 +189,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from . import show
 
     columns = _columns(args, "text", "text_pair", "label")
-    predictor = Predictor(args.delta, args.base)
+    predictor = Predictor(args.delta, args.base, args.long)
     result = predictor.evaluation(args.source, args.split, args.data, args.encoding, args.positive, **columns)
     for text in result.notes:
         show.note(text)

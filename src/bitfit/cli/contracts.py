@@ -86,4 +86,5 @@ def _class_scores(row: Any) -> dict[str, Any]:
 def inspection(delta: Any, size: int) -> dict[str, Any]:
     """The JSON of `bitfit inspect`."""
     table = delta.meta.table()
-    return {**{key: table[key] for key in INSPECTED}, "bytes": size, "change": delta.change}
+    shown = {key: table[key] for key in INSPECTED}
+    return {**shown, "long": delta.meta.long, "bytes": size, "change": delta.change}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..delta.meta import LONG
 from ..model.anatomy import HEADS
 from ..model.grafts import NONE
 from ..serve.settings import Settings
@@ -34,6 +35,7 @@ TRAIN_GROUPS = {
         "data_seed",
         "protocol",
         "max_length",
+        "long",
         "stride",
     ),
     "what trains": ("select", "inject", "head", "init", "pool"),
@@ -212,6 +214,7 @@ def _predict(it: Parser) -> None:
     )
     _add_columns(file, "text", "text_pair")
     _add_encoding(file)
+    _add_long(it)
     glue = it.add_argument_group("files for the GLUE server")
     glue.add_argument("--glue", type=Path, metavar="DIR", help="write predictions of the task's test sets to DIR")
     glue.add_argument("--task", help="the named task, if the delta does not say it")
@@ -226,12 +229,22 @@ def _add_encoding(it: Group) -> None:
     it.add_argument("--encoding", help="encoding of the file: utf-8, cp1252, utf-16, ... (recognised)")
 
 
+def _add_long(it: Group) -> None:
+    it.add_argument(
+        "--long",
+        type=values.one_of(LONG),
+        metavar=values.braces(LONG),
+        help="what of a text that is too long is read (as in training)",
+    )
+
+
 def _evaluate(it: Parser) -> None:
     _add_delta(it)
     it.add_argument("source", metavar="DATA", help="a labelled file, a folder with a test file, or a named task")
     _add_base(it)
     _add_json(it)
     it.add_argument("--positive", metavar="LABEL", help="of two classes the one that f1 is about (that of training)")
+    _add_long(it)
     it.add_argument("--errors", type=Path, metavar="FILE", help="write the rows that are answered wrongly")
     _add_force(it)
     data = it.add_argument_group("data")

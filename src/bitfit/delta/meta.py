@@ -4,7 +4,7 @@ In the file it is one JSON table. This module alone reads and writes that table;
 
 Format 1: a key that this version does not know is ignored, and a key that was added later has a default here, which
 is what versions without the key did. So older and newer files of the same format load. A change that an older reader
-would get wrong raises FORMAT.
+would get wrong needs another format: format 2 is format 1 with a `long` that is not "head".
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from ..model.grafts import NONE, injects
 from ..values import read_known
 
 FORMAT = 1
+WINDOWS_FORMAT = 2  # of deltas that earlier versions would read wrongly: those with another `long` than the first
+LONG = ("head", "head+tail", "windows")  # what is read of a text that is too long
+HEAD_OF_TEXT = LONG[0]
 POOLS = ("cls", "mean", "tokens")  # what the head reads
 MAX_LAYERS = 1000
 HUB_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}  # of the bases that packages bring
@@ -112,6 +115,7 @@ class Meta:
     columns: Columns
     max_length: int
     stride: int = 0
+    long: str = HEAD_OF_TEXT  # what is read of a text above max_length: head, head+tail or windows
     metric: str
     metrics: Mapping[str, Mapping[str, Score]]  # split -> metric -> score; empty: never scored
     trial: TrialRecord | None = None  # None: the delta was not made by a training
@@ -128,6 +132,10 @@ class Meta:
     def __post_init__(self) -> None:
         if self.pool not in POOLS:
             raise ValueError(f"pool: must be one of {', '.join(POOLS)}")
+        if self.long not in LONG:
+            raise ValueError(f"long: must be one of {', '.join(LONG)}")
+        if self.long != HEAD_OF_TEXT and (self.pairs or self.pool == "tokens"):
+            raise ValueError("long: only single texts with one answer each can be read otherwise than from the head")
         if not 1 <= self.max_length < 1 << 20:
             raise ValueError("max_length: must be at least 1 and less than 1,048,576 tokens")
         if not 0 <= self.stride <= self.max_length // 2:
@@ -195,13 +203,18 @@ class Meta:
         if self.columns.separator is None:
             del table["columns"]["separator"]  # so that files are the same as before there was one
         table["trial"] = {} if self.trial is None else trial_table(self.trial)
+        if self.long == HEAD_OF_TEXT:
+            del table["long"]
+        table["format"] = FORMAT if self.long == HEAD_OF_TEXT else WINDOWS_FORMAT
         return table
 
 
 def read_meta(table: Mapping[str, Any], where: str) -> Meta:
     """The metadata in a file's table; DeltaError with the file and the key if it is not of the format."""
-    if table.get("format") != FORMAT or isinstance(table["format"], bool):
-        raise DeltaError(f"{where}: delta format {_short(table.get('format'))}; this bitfit reads format {FORMAT}")
+    known = (FORMAT, WINDOWS_FORMAT)
+    if table.get("format") not in known or isinstance(table["format"], bool):
+        found = f"delta format {_short(table.get('format'))}"
+        raise DeltaError(f"{where}: {found}; this bitfit reads formats {FORMAT} and {WINDOWS_FORMAT}")
     if table.get("trial") == {}:
         table = {**table, "trial": None}
     try:

@@ -12,7 +12,7 @@ from ..arrays import Array
 
 @dataclass(frozen=True)
 class Known:
-    """The outputs of a model's frozen layers for some rows: per token, or per text what the head reads."""
+    """The outputs of a model's frozen layers for some rows: per token, or per window what the head reads."""
 
     layers: int
     by_text: bool
@@ -21,7 +21,11 @@ class Known:
 
 @dataclass(frozen=True)
 class Rows:
-    """Token rows of many texts without padding: one flat array and where each row starts."""
+    """Token rows of many texts without padding: one flat array and where each row starts.
+
+    A row is what a model reads at once, or several windows of a long text end to end. The base sees each window by
+    itself, and the outputs of a text are the mean of those of its windows, each with the weight of its tokens.
+    """
 
     ids: Array
     types: Array
@@ -29,6 +33,7 @@ class Rows:
     cut: int = 0  # how many texts were longer than the maximum length
     known: Known | None = None
     own: Mapping[int, Known] = field(default_factory=dict)  # of lanes with values of their own in their frozen layers
+    windows: Array | None = None  # where each window starts, one more than there are; None: every row is one window
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -45,7 +50,31 @@ class Rows:
         lengths = np.concatenate([none, *(part.lengths for part in parts)])
         ids = np.concatenate([none, *(part.ids for part in parts)])
         types = np.concatenate([none, *(part.types for part in parts)])
-        return cls(ids, types, np.concatenate([[0], np.cumsum(lengths)]), sum(part.cut for part in parts))
+        windows = None
+        if any(part.windows is not None for part in parts):
+            windows = _starts(np.concatenate([part.apart.lengths for part in parts]))
+        return cls(ids, types, _starts(lengths), sum(part.cut for part in parts), windows=windows)
+
+    @property
+    def apart(self) -> Rows:
+        """The windows as rows of their own."""
+        if self.windows is None:
+            return self
+        return Rows(self.ids, self.types, self.windows, self.cut, self.known, self.own)
+
+    @property
+    def window_counts(self) -> Array:
+        """Windows per row."""
+        if self.windows is None:
+            return np.ones(len(self), np.int64)
+        return np.diff(np.searchsorted(self.windows, self.starts))
+
+    def windows_of(self, chosen: Array) -> Array:
+        """The numbers of the windows of the chosen rows, in their order."""
+        if self.windows is None:
+            return chosen
+        counts = self.window_counts
+        return _ranges((np.cumsum(counts) - counts)[chosen], counts[chosen])
 
     def of_lane(self, k: int) -> Rows:
         """The rows as lane k takes them: with the states that its own frozen layers make of them, if there are some."""
@@ -55,19 +84,18 @@ class Rows:
 
     def take(self, chosen: Array) -> Rows:
         """The chosen rows, in this order; of the states only those that all lanes share."""
-        starts = np.concatenate([[0], np.cumsum(self.lengths[chosen])])
         source = self.tokens(chosen)
+        numbers = self.windows_of(chosen)
+        windows = None if self.windows is None else _starts(np.diff(self.windows)[numbers])
         known = self.known
         if known is not None:
-            known = replace(known, states=known.states[chosen if known.by_text else source])
-        return Rows(self.ids[source], self.types[source], starts, known=known)
+            known = replace(known, states=known.states[numbers if known.by_text else source])
+        starts = _starts(self.lengths[chosen])
+        return Rows(self.ids[source], self.types[source], starts, known=known, windows=windows)
 
     def tokens(self, chosen: Array) -> Array:
         """The indices of the tokens of the chosen rows in `ids`."""
-        lengths = self.lengths[chosen]
-        ends = np.cumsum(lengths)
-        source: Array = np.repeat(self.starts[:-1][chosen] - ends + lengths, lengths) + np.arange(lengths.sum())
-        return source
+        return _ranges(self.starts[:-1][chosen], self.lengths[chosen])
 
     def padded(self, pad: int) -> tuple[Array, Array, Array]:
         """Ids, segment ids and mask of a batch, padded to the longest row."""
@@ -81,6 +109,30 @@ class Rows:
 
 
 def by_length(rows: Rows, size: int) -> list[Array]:
-    """All row numbers in batches of similar length, longest first, so that there is little padding."""
+    """All row numbers in batches of at most `size` windows, longest rows first, so that there is little padding."""
     order = np.argsort(-rows.lengths, kind="stable")
-    return [order[i : i + size] for i in range(0, len(order), size)]
+    return in_batches(order, rows.window_counts[order], size)
+
+
+def in_batches(numbers: Array, counts: Array, size: int) -> list[Array]:
+    """Numbers in batches whose counts add up to at most `size`; a count above it is a batch of its own."""
+    batches = []
+    start = 0
+    while start < len(numbers):
+        ends = np.cumsum(counts[start : start + size])
+        taken = max(1, int(np.searchsorted(ends, size, side="right")))
+        batches.append(numbers[start : start + taken])
+        start += taken
+    return batches
+
+
+def _starts(lengths: Array) -> Array:
+    starts: Array = np.concatenate([[0], np.cumsum(lengths)])
+    return starts
+
+
+def _ranges(starts: Array, lengths: Array) -> Array:
+    """The numbers from each start on, as many as its length says, end to end."""
+    ends = np.cumsum(lengths)
+    numbers: Array = np.repeat(starts - ends + lengths, lengths) + np.arange(lengths.sum())
+    return numbers

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..delta.meta import ERRORS
 from ..tasks import Task
 from ..tasks.metrics import ClassScore, Score
 
@@ -35,3 +37,33 @@ class Evaluation:
     def __repr__(self) -> str:
         main = f"{self.task.metric} {self.score.value:.4f}"
         return f"Evaluation({main} on {self.rows:,} rows, {len(self.errors):,} wrong)"
+
+    def _repr_html_(self) -> str:
+        """Tables of the scores and of the classes for notebooks."""
+        scores: list[tuple[str, ...]] = [("metric", "score", "95% interval")]
+        for name, score in self.scores.items():
+            shown = [_shown(name, value) for value in (score.value, score.low, score.high)]
+            scores.append((name, shown[0], f"{shown[1]} to {shown[2]}"))
+        tables = _table(scores)
+        if self.by_class:
+            classes: list[tuple[str, ...]] = [("class", "precision", "recall", "F1", "rows")]
+            for own in self.by_class:
+                fractions = (f"{100 * value:.1f}" for value in (own.precision, own.recall, own.f1))
+                classes.append((own.label, *fractions, f"{own.support:,}"))
+            tables += _table(classes)
+        return f"{tables}<p>{self.rows:,} rows, {len(self.errors):,} of them answered wrongly</p>"
+
+
+def _shown(metric: str, value: float) -> str:
+    """A fraction as a percentage; an error in the unit of the labels."""
+    return f"{value:.4g}" if metric in ERRORS else f"{100 * value:.1f}"
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    """Rows as an HTML table, the first of them its head."""
+    lines = []
+    for number, row in enumerate(rows):
+        cell = "td" if number else "th"
+        cells = "".join(f"<{cell}>{html.escape(value)}</{cell}>" for value in row)
+        lines.append(f"<tr>{cells}</tr>")
+    return f"<table>{''.join(lines)}</table>"

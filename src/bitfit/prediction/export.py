@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from ..bank.lanes import lane_of_delta
 from ..delta.delta import Delta, write_entries
 from ..delta.fold import fold as folded
-from ..errors import DeltaError, WriteError
+from ..delta.meta import HEAD_OF_TEXT
+from ..errors import DeltaError, UsageError, WriteError
 from ..files import writing_folder
 from ..model.anatomy import HEAD
 from ..model.architectures import architecture
@@ -40,6 +41,9 @@ def export(delta: Delta, base: Base, folder: str | Path, fold: bool = False) -> 
     With `fold` the biases whose effect others can take over keep the base's values.
     """
     target = Path(folder)
+    if delta.meta.long != HEAD_OF_TEXT:
+        what = f"the delta reads long texts by --long {delta.meta.long}, which transformers' pipelines do not"
+        raise UsageError(f"{what}; use bitfit predict or serve, or train with --long head")
     task = Task.of_delta(delta)
     model = Model(base, task.outputs, delta.meta.pool)
     lane_of_delta(model, delta)  # for its checks

@@ -24,15 +24,16 @@ from ..bank.packed import Packed
 from ..data.examples import Examples
 from ..delta.delta import Delta
 from ..delta.fold import serving_form
+from ..delta.meta import HEAD_OF_TEXT
 from ..errors import DeltaError, UsageError
 from ..model.base import Base
 from ..model.language import select
-from ..model.rows import Rows
+from ..model.rows import Rows, in_batches
 from ..model.task_model import Model
 from ..tasks import Task, Text
 from ..tasks.encode import Encoded, Encoder
 
-BATCH = 64  # token rows of one pass
+BATCH = 64  # windows of one pass
 
 
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -65,11 +66,12 @@ class Resident:
     max_length: int
     stride: int
     paired: bool  # whether it takes two texts
+    long: str = HEAD_OF_TEXT  # what of a text that is too long is read
 
     @property
-    def shape(self) -> tuple[str, int, int, bool]:
+    def shape(self) -> tuple[str, int, int, bool, str]:
         """How it encodes texts: those of residents with equal shapes are encoded together."""
-        return self.task.form, self.max_length, self.stride, self.paired
+        return self.task.form, self.max_length, self.stride, self.paired, self.long
 
     def answers(self, reading: Reading, outputs: Array) -> list[dict[str, Any]]:
         """The answers in the outputs for some inputs."""
@@ -122,7 +124,7 @@ class Host:
             if fold:
                 delta = serving_form(delta, model)
             lane = self._with_shared_slots(lane_of_delta(model, delta))
-        return Resident(task, model, lane, meta.max_length, meta.stride, meta.pairs)
+        return Resident(task, model, lane, meta.max_length, meta.stride, meta.pairs, meta.long)
 
     def plain(self) -> Resident:
         """The base with an empty head, for probes whether it works."""
@@ -140,7 +142,7 @@ class Host:
         if not hasattr(self._per_thread, "encoder"):
             self._per_thread.encoder = Encoder(self.base)
         encoder: Encoder = self._per_thread.encoder
-        encoder.cut_at(resident.max_length, resident.stride)
+        encoder.cut_at(resident.max_length, resident.stride, resident.long)
         return encoder
 
     def read(self, resident: Resident, texts: Sequence[Text]) -> list[Reading]:
@@ -154,12 +156,12 @@ class Host:
         """The logits of all token rows of each resident, in batches of similar length across the residents."""
         residents = list(rows)
         lengths = np.concatenate([rows[resident].lengths for resident in residents])
+        windows = np.concatenate([rows[resident].window_counts for resident in residents])
         owners = np.repeat(np.arange(len(residents)), [len(rows[resident]) for resident in residents])
         numbers = np.concatenate([np.arange(len(rows[resident])) for resident in residents])
         order = np.argsort(-lengths, kind="stable")
         out: dict[Resident, Array] = {}
-        for start in range(0, len(order), BATCH):
-            batch = order[start : start + BATCH]
+        for batch in in_batches(order, windows[order], BATCH):
             chosen = {residents[k]: numbers[batch[owners[batch] == k]] for k in np.unique(owners[batch])}
             computed = self.outputs([(resident, rows[resident].take(some)) for resident, some in chosen.items()])
             for (resident, some), logits in zip(chosen.items(), computed, strict=True):

@@ -20,7 +20,8 @@ from ..data.memory import Frame, HubDataset, Table, is_frame, records_of
 from ..data.named import NamedTask
 from ..data.source import DataFile, RowSource
 from ..delta.delta import Delta
-from ..errors import DataError, DeltaError, ModelError, UsageError
+from ..delta.meta import LONG
+from ..errors import DataError, DeltaError, ModelError, UsageError, suggest
 from ..model.base import DEMO, Base, load_base
 from ..tasks import Text
 from ..tasks.encode import Encoded
@@ -36,10 +37,13 @@ Source = Delta | str | Path
 
 
 class Predictor:
-    """A base with one delta, ready for texts."""
+    """A base with one delta, ready for texts.
 
-    def __init__(self, delta: Source, base: Base | str | None = None) -> None:
-        self.delta = _loaded(delta)
+    `long` is what is read of a text that is too long, instead of what the delta says: head, head+tail or windows.
+    """
+
+    def __init__(self, delta: Source, base: Base | str | None = None, long: str | None = None) -> None:
+        self.delta = _loaded(delta) if long is None else _reading(_loaded(delta), long)
         self.base = base if isinstance(base, Base) else base_of(self.delta, base)
         self.delta.check(self.base)
         self.columns = self.delta.meta.columns
@@ -328,10 +332,14 @@ def evaluate(
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
+    long: str | None = None,
 ) -> Evaluation:
-    """The results of a delta on labelled data: scores, results by class, and the rows that it answers wrongly."""
+    """The results of a delta on labelled data: scores, results by class, and the rows that it answers wrongly.
+
+    `long` is what is read of a text that is too long, instead of what the delta says: head, head+tail or windows.
+    """
     columns = {"text": text, "text_pair": text_pair, "label": label}
-    return Predictor(delta, base).evaluation(data, split, positive=positive, **columns)
+    return Predictor(delta, base, long).evaluation(data, split, positive=positive, **columns)
 
 
 def _labelled_rows(
@@ -357,6 +365,19 @@ def _predict_mixed(requests: list[tuple[Source, Text]], base: Base | str | None)
             sources.append(source)
         named.append((numbers[key], text))
     return list(MixedPredictor(sources, base).answers(named))
+
+
+def _reading(delta: Delta, long: str) -> Delta:
+    """The delta with another setting for texts that are too long."""
+    if long not in LONG:
+        raise UsageError(f'--long: no "{long}".{suggest(long, LONG)}')
+    if long == delta.meta.long:
+        return delta
+    try:
+        return replace(delta, meta=replace(delta.meta, long=long, stride=0))
+    except ValueError as error:
+        what = f"--long {long}: the delta is for {'pairs of texts' if delta.meta.pairs else delta.meta.task}"
+        raise UsageError(f"{what}, and only single texts can be read so; remove --long") from error
 
 
 def _loaded(source: Source) -> Delta:

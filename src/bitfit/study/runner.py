@@ -153,7 +153,7 @@ class Campaign:
             weight_decay=protocol.weight_decay,
             clip=protocol.clip,
             max_length=job.encoder.max_length,
-            stride=job.encoder.stride if job.task.by_token else 0,
+            stride=job.encoder.stride,
             train_size=len(job.train.examples),
             data_seed=0,
             protocol="published",  # the study's own split is part of the data's digest

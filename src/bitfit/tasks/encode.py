@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -14,12 +14,15 @@ from tokenizers import Tokenizer
 
 from ..arrays import Array
 from ..data.examples import Examples
+from ..delta.meta import HEAD_OF_TEXT
 from ..errors import DataError, UsageError
 from ..model.base import Base
 from ..model.rows import Rows
 
 DEFAULT_LENGTH = 128
 SLICE = 500  # texts tokenised in one call
+MOST_WINDOWS = 16  # of a text; of a longer one so many are read, spread evenly over it
+HEAD_SHARE = 0.25  # of the tokens that head+tail reads of a text that is too long
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,33 @@ class Encoded:
         return starts, ends - starts
 
 
+@dataclass(frozen=True)
+class _Tokens:
+    """A text's tokens, of which some at the beginning and the end are special."""
+
+    ids: list[int]
+    type_ids: list[int]
+    before: int
+    behind: int
+
+    @classmethod
+    def of(cls, encoding: Any) -> _Tokens:
+        """The tokens of an encoding."""
+        special = np.array(encoding.special_tokens_mask, bool)
+        inside = np.flatnonzero(~special)
+        if not len(inside):
+            return cls(encoding.ids, encoding.type_ids, len(special), 0)
+        return cls(encoding.ids, encoding.type_ids, int(inside[0]), int(len(special) - 1 - inside[-1]))
+
+    def ends(self, length: int) -> _Tokens:
+        """So many tokens: the special ones, HEAD_SHARE of the others from the beginning, the rest from the end."""
+        room = length - self.before - self.behind
+        head = round(HEAD_SHARE * room)
+        first, last = self.before + head, len(self.ids) - self.behind - (room - head)
+        ids = self.ids[:first] + self.ids[last:]
+        return replace(self, ids=ids, type_ids=self.type_ids[:first] + self.type_ids[last:])
+
+
 class Encoder:
     """A base's tokenizer with a maximum length. Long inputs are cut, or split into overlapping windows."""
 
@@ -70,30 +100,59 @@ class Encoder:
         self._filler = int(base.tokenizer.pad_token_id)
         self._unknown = base.tokenizer.unk_token
 
-    def cut_at(self, max_length: int, stride: int | None = None) -> None:
-        """Change the maximum length, and the number of tokens that windows share (default: a third of the length)."""
+    def cut_at(self, max_length: int, stride: int | None = None, long: str = HEAD_OF_TEXT) -> None:
+        """Change the maximum length, the tokens that windows share (a third of it), and what is read of long texts."""
         if not 3 <= max_length <= self._base.max_length:
             raise UsageError(f"--max-length {max_length}: {self._base.name} takes 3 to {self._base.max_length} tokens")
         self.max_length = max_length
         self.stride = max_length // 3 if stride is None else stride
         if not 0 <= self.stride <= max_length // 2:
             raise UsageError(f"--stride {stride}: windows of {max_length} tokens can share 0 to half of them")
-        self._tokenizer.enable_truncation(max_length)
+        self.long = long
+        if long == "head+tail":
+            self._tokenizer.no_truncation()
+            return
+        room = max_length - self._tokenizer.num_special_tokens_to_add(False)
+        self._tokenizer.enable_truncation(max_length, stride=min(self.stride, room // 2) if long == "windows" else 0)
 
     def _copy(self) -> Any:
         """A copy of the base's tokenizer, whose padding and truncation can be set without changing the base's."""
         return _tokenizer(self._rules)
 
     def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Rows:
-        """Encode all texts, or text pairs, cutting each to the maximum length."""
+        """Encode all texts, or text pairs; of those longer than the maximum length what `long` says."""
         inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
+        read = {"head": self._slice, "head+tail": self._ends, "windows": self._text_windows}[self.long]
         # In slices: an encoding is many times larger than its ids, and a signal waits for the call to return.
-        slices = [self._slice(inputs[i : i + SLICE]) for i in range(0, len(inputs), SLICE)]
+        slices = [read(inputs[i : i + SLICE]) for i in range(0, len(inputs), SLICE)]
         return Rows.join(slices)
 
     def _slice(self, inputs: Sequence[Any]) -> Rows:
         encodings = self._tokenizer.encode_batch_fast(inputs)
         return self._rows(encodings, sum(1 for encoding in encodings if encoding.overflowing))
+
+    def _ends(self, inputs: Sequence[Any]) -> Rows:
+        """The first and the last tokens of texts that are too long."""
+        encodings = self._tokenizer.encode_batch_fast(inputs)
+        found = [_Tokens.of(encoding) for encoding in encodings]
+        long = [len(tokens.ids) > self.max_length for tokens in found]
+        cut = [tokens.ends(self.max_length) if too else tokens for tokens, too in zip(found, long, strict=True)]
+        return self._rows(cut, sum(long))
+
+    def _text_windows(self, inputs: Sequence[Any]) -> Rows:
+        """Texts in windows, end to end."""
+        windows: list[Any] = []
+        counts: list[int] = []
+        thinned = 0
+        for encoding in self._tokenizer.encode_batch_fast(inputs):
+            every = [encoding, *encoding.overflowing]
+            chosen = np.unique(np.linspace(0, len(every) - 1, min(len(every), MOST_WINDOWS)).round().astype(int))
+            windows += [every[number] for number in chosen]
+            counts.append(len(chosen))
+            thinned += len(chosen) < len(every)
+        rows = self._rows(windows, thinned)
+        starts = rows.starts[np.concatenate([[0], np.cumsum(counts)])]
+        return rows if len(starts) == len(rows.starts) else replace(rows, starts=starts, windows=rows.starts)
 
     def _rows(self, encodings: Sequence[Any], cut: int = 0) -> Rows:
         ids = [encoding.ids or [self._filler] for encoding in encodings]

@@ -92,7 +92,7 @@ class Tagging(Task):
 
     def predictions(self, logits: Array, encoded: Encoded, examples: Examples) -> list[Array]:
         """The number of the most probable tag of each word."""
-        return [row.argmax(-1) for row in self._by_word(logits, encoded, examples)]
+        return [row.argmax(-1) for row in self.by_word(logits, encoded, examples)]
 
     def score(self, predictions: Any, examples: Examples) -> float:
         """The main metric."""
@@ -132,7 +132,7 @@ class Tagging(Task):
     def answers(self, logits: Array, encoded: Encoded, examples: Examples) -> list[dict[str, Any]]:
         """Words, tags, and the probability of each tag; the entities, if the tags mark them."""
         answers = []
-        for words, rows in zip(examples.texts, self._by_word(logits, encoded, examples), strict=True):
+        for words, rows in zip(examples.texts, self.by_word(logits, encoded, examples), strict=True):
             probabilities = softmax(rows) if len(rows) else rows
             scores = probabilities.max(-1, initial=0.0).tolist()
             tags = [self.labels[number] for number in rows.argmax(-1)]
@@ -239,7 +239,7 @@ class Tagging(Task):
         sentence = np.repeat(encoded.owner, encoded.rows.lengths)[token]
         return sentence, encoded.marks[token, 0], token
 
-    def _by_word(self, logits: Array, encoded: Encoded, examples: Examples) -> list[Array]:
+    def by_word(self, logits: Array, encoded: Encoded, examples: Examples) -> list[Array]:
         """The logits of the words of each sentence."""
         sentence, word, token = self._words(encoded)
         order = np.lexsort((word, sentence))  # windows overlap, so words may be out of order

@@ -15,10 +15,11 @@ from ..arrays import Array
 from ..data.examples import Examples
 from ..data.readers import Reader
 from ..delta.delta import Delta
+from ..delta.meta import HEAD_OF_TEXT
 from ..errors import DeltaError, UsageError, suggest
 from ..model.rows import Rows
 from ..plugins import Registry
-from .encode import Encoded, Encoder
+from .encode import MOST_WINDOWS, Encoded, Encoder
 from .metrics import ERRORS, ClassScore, Score
 
 KINDS: Registry[type[Task]] = Registry(
@@ -113,14 +114,26 @@ class Task(ABC):
             raise UsageError(f"--pool {requested}: {self.kind} looks at every token; remove --pool")
         return "tokens" if self.by_token else requested
 
-    def encoder(self, base: Any, max_length: int | None, stride: int | None = None) -> Encoder:
-        """The base's tokenizer with the lengths of this kind."""
-        if stride is not None and not self.by_token:
-            raise UsageError(f"--stride {stride}: {self.kind} cuts long texts and uses no windows; remove --stride")
+    def encoder(
+        self, base: Any, max_length: int | None, stride: int | None = None, long: str = HEAD_OF_TEXT
+    ) -> Encoder:
+        """The base's tokenizer with the lengths of this kind; `long` is what is read of a text that is too long."""
+        if not self.by_token:
+            return self._text_encoder(base, max_length, stride, long)
+        if long != HEAD_OF_TEXT:
+            raise UsageError(f"--long {long}: {self.kind} reads every long input in windows; remove --long")
         if stride is None and self.stride is not None:
             window = max_length or min(self.length, base.max_length)
             stride = min(self.stride, window // 3)
         return Encoder(base, max_length, stride, self.length)
+
+    def _text_encoder(self, base: Any, max_length: int | None, stride: int | None, long: str) -> Encoder:
+        if stride is not None and long != "windows":
+            what = f"{self.kind} reads long texts in windows only with --long windows"
+            raise UsageError(f"--stride {stride}: {what}; add it, or remove --stride")
+        encoder = Encoder(base, max_length, 0, self.length)
+        encoder.cut_at(encoder.max_length, stride or 0, long)
+        return encoder
 
     def encode(self, encoder: Encoder, examples: Examples) -> Encoded:
         """The examples as token rows."""
@@ -142,10 +155,21 @@ class Task(ABC):
 
     def remarks(self, encoder: Encoder, encoded: Encoded, examples: Examples) -> list[str]:
         """Notes for the user on how the examples were encoded."""
-        cut = encoded.rows.cut
-        if not cut:
-            return []
-        return [f"{cut:,} of {len(examples):,} texts are cut at {encoder.max_length} tokens; --max-length reads more."]
+        cut, length, texts = encoded.rows.cut, encoder.max_length, f"of {len(examples):,} texts"
+        notes = []
+        windowed = int((encoded.rows.window_counts > 1).sum())
+        if windowed:
+            notes.append(f"{windowed:,} {texts} are longer than {length} tokens and are read in windows.")
+        if cut and encoder.long == "windows":
+            notes.append(
+                f"{cut:,} {texts} are longer than {MOST_WINDOWS} windows; so many of each are read, spread out."
+            )
+        elif cut and encoder.long == "head+tail":
+            notes.append(f"{cut:,} {texts} are longer than {length} tokens; their first and last tokens are read.")
+        elif cut:
+            more = "--max-length or --long windows reads more"
+            notes.append(f"{cut:,} {texts} are cut at {length} tokens; {more}.")
+        return notes
 
     # ---- training
 

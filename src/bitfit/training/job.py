@@ -14,6 +14,8 @@ from ..arrays import Array
 from ..bank.bank import Bank
 from ..data.examples import Dataset, Examples
 from ..data.named import NamedTask
+from ..delta.meta import HEAD_OF_TEXT
+from ..errors import UsageError
 from ..model.base import Base
 from ..model.rows import Rows, by_length
 from ..tasks import Task
@@ -155,6 +157,7 @@ def open_job(
     positive: str | None = None,
     max_length: int | None = None,
     stride: int | None = None,
+    long: str = HEAD_OF_TEXT,
     device: str = "auto",
 ) -> Job:
     """Encode a data set for a base; metric, positive class and length come from the named task if they are not given.
@@ -166,7 +169,9 @@ def open_job(
     task = _task(dataset, named, metric, positive, note)
     chosen_device = pick_device(device)
     base.to(chosen_device).require_clean()
-    encoder = task.encoder(base, max_length, stride)
+    if long != HEAD_OF_TEXT and dataset.columns.text_pair is not None and not task.by_token:
+        raise UsageError(f"--long {long}: only single texts can be read so, and these are pairs; remove --long")
+    encoder = task.encoder(base, max_length, stride, long)
     train = encode_part(task, encoder, dataset.train, chosen_device)
     dev = encode_part(task, encoder, dataset.dev, chosen_device)
     for name, part in (("train", train), ("dev", dev)):

@@ -73,6 +73,7 @@ def describe(
         columns=Columns(columns.text, columns.text_pair, columns.label, separator=columns.separator),
         max_length=trial.max_length,
         stride=trial.stride,
+        long=job.encoder.long,
         metric=trial.metric,
         metrics=scores,
         trial=TrialRecord(**asdict(trial), best_step=step, train_rows=rows),

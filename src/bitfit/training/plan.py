@@ -12,6 +12,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..data.readers import BUILT_IN
+from ..delta.meta import HEAD_OF_TEXT, LONG
 from ..delta.meta import Trial as Trial
 from ..errors import UsageError, suggest
 from ..model.anatomy import HEADS
@@ -98,7 +99,12 @@ class Plan:
     clip: float = _option(1.0, "largest gradient norm; 0: none", float)
     max_length: int | None = _option(None, "tokens per text (128; 384 with a question)", int)
     stride: int | None = _option(
-        None, "tokens shared by two windows of a long sentence or context (a third of --max-length)", int
+        None, "tokens shared by two windows of a sentence or context (a third of --max-length) or of a text (0)", int
+    )
+    long: str = _option(
+        HEAD_OF_TEXT,
+        "what of a text above --max-length is read: its first tokens, its first and last ones, or all in windows",
+        choices=LONG,
     )
     train_size: Sequence[int] | int | None = _option(
         None, "train on this many rows, classes keep their shares; several, comma-separated, train a delta each", wholes
@@ -233,6 +239,7 @@ class SharedOptions(TypedDict, total=False):
     clip: float
     max_length: int | None
     stride: int | None
+    long: str
     data_seed: int
     protocol: str
     data: str | None

@@ -37,7 +37,7 @@ def resolve_plan(plan: Plan, job: Job, train_size: int | None) -> list[Resolved]
     shared["pool"] = pool
     shared["metric"] = job.task.metric
     shared["max_length"] = job.encoder.max_length
-    shared["stride"] = job.encoder.stride if job.task.by_token else 0
+    shared["stride"] = job.encoder.stride
     trials = []
     for batch in several(plan.batch or BATCH):
         for rate in rates:

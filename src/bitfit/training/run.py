@@ -257,7 +257,7 @@ def prepare(
     loaded = base if isinstance(base, Base) else load_base(base)
     job = open_job(
         dataset, loaded, note, named=named, metric=plan.metric, positive=plan.positive,
-        max_length=plan.max_length, stride=plan.stride, device=plan.device,
+        max_length=plan.max_length, stride=plan.stride, long=plan.long, device=plan.device,
     )  # fmt: skip
     if follows_recipe(plan) and plan.metric is None and named is None:
         job = with_fair_metric(job, note)
@@ -430,7 +430,7 @@ def run_key(job: Job, groups: list[list[Resolved]], by_recipe: bool = False) -> 
     for group in groups:
         table.append([asdict(resolved.trial) for resolved in group])
     state = hashlib.sha256(json.dumps([by_recipe, table], sort_keys=True).encode())
-    state.update(f"{__version__} {job.base.fingerprint} {job.task}".encode())
+    state.update(f"{__version__} {job.base.fingerprint} {job.task} {job.encoder.long}".encode())
     for part in (job.dataset.train, job.dataset.dev):
         for row in zip(part.texts, part.pairs or part.texts, part.labels, strict=True):
             state.update(repr(row).encode())
