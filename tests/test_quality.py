@@ -1,0 +1,48 @@
+"""The quality benchmark's page: what is compared with what."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def report(monkeypatch):
+    """The module that writes the page."""
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parent.parent / "benchmarks"), *sys.path])
+    import quality_report
+
+    return quality_report
+
+
+def result(method: str, score: float, **further: Any) -> dict[str, Any]:
+    facts = {"task": "sst2", "size": 32, "draw": 0, "method": method, "score": score, "seconds": 1.0}
+    return facts | {"low": score - 0.03, "high": score + 0.03} | further
+
+
+def test_differences_are_of_the_same_draws(report):
+    found = [result("bitfit", 0.7), result("bitfit", 0.9, draw=1), result("linear", 0.6), result("linear", 0.1, draw=2)]
+    assert report.differences(found, "linear") == {("sst2", 32): [pytest.approx(10.0)]}
+
+
+def test_results_of_an_older_recipe_are_left_out(report):
+    found = [result("linear", 0.6), result("bitfit", 0.1, recipe=1), result("bitfit", 0.7, recipe=2, draw=1)]
+    page = report.report(found)
+    assert "Version 2 of the recipe. 1 results of older versions are left out." in page
+    assert "10.0" not in page and "70.0" in page
+
+
+def test_a_cell_is_worse_only_beyond_the_interval(report):
+    within = [result("linear", 0.60), result("bitfit", 0.58)]
+    beyond = [result("linear", 0.60), result("bitfit", 0.56)]
+    assert report._within_intervals(within)[2] == "none"
+    assert report._within_intervals(beyond)[2] == "sst2 32"
+
+
+def test_the_hindsight_is_the_best_trial_less_the_chosen_one(report):
+    trials = [{"test": 0.75, "chosen": False}, {"test": 0.7, "chosen": True}]
+    assert report.hindsight(result("bitfit", 0.7, trials=trials)) == pytest.approx(0.05)
+    assert report.hindsight(result("linear", 0.7)) is None
