@@ -104,7 +104,9 @@ def test_the_page_names_every_method_and_the_advice(compared):
     for line in found.lines:
         assert line.name in page
         assert line.name.replace("_", "\\_") in (out / "compare.md").read_text()
-    assert json.loads((out / "compare.json").read_text())["advice"]["text"] == found.advice.text
+    written = json.loads((out / "compare.json").read_text())
+    assert written["advice"]["text"] == found.advice.text
+    assert written["rows"] == found.contest.rows and written["seeds"] == 2
 
 
 def test_the_same_call_trains_nothing_again(compared, base, monkeypatch):
