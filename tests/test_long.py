@@ -17,6 +17,7 @@ from bitfit.errors import UsageError
 from bitfit.model.language import select
 from bitfit.model.rows import Rows, by_length
 from bitfit.model.task_model import Model
+from bitfit.prediction.peft_export import export_peft
 from bitfit.tasks import Task
 from bitfit.tasks.encode import MOST_WINDOWS
 from packing import assert_close, by_name, learn, tiny_base
@@ -273,7 +274,8 @@ def test_an_unknown_word_is_refused_with_the_known_ones(base):
         bitfit.evaluate(delta_of(base), [{"text": "a", "label": "c0"}], base, long="window")
 
 
-def test_export_refuses_what_transformers_would_cut(base, tmp_path):
+@pytest.mark.parametrize("write", [bitfit.export, export_peft])
+def test_export_refuses_what_transformers_would_cut(base, tmp_path, write):
     with pytest.raises(UsageError, match="reads long texts by --long windows"):
-        bitfit.export(delta_of(base, long="windows"), base, tmp_path / "out")
+        write(delta_of(base, long="windows"), base, tmp_path / "out")
     assert not (tmp_path / "out").exists()

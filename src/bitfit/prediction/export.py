@@ -41,9 +41,7 @@ def export(delta: Delta, base: Base, folder: str | Path, fold: bool = False) -> 
     With `fold` the biases whose effect others can take over keep the base's values.
     """
     target = Path(folder)
-    if delta.meta.long != HEAD_OF_TEXT:
-        what = f"the delta reads long texts by --long {delta.meta.long}, which transformers' pipelines do not"
-        raise UsageError(f"{what}; use bitfit predict or serve, or train with --long head")
+    require_cut_texts(delta)
     task = Task.of_delta(delta)
     model = Model(base, task.outputs, delta.meta.pool)
     lane_of_delta(model, delta)  # for its checks
@@ -57,6 +55,13 @@ def export(delta: Delta, base: Base, folder: str | Path, fold: bool = False) -> 
         _tokenizer(base, delta.meta.max_length).save_pretrained(temporary)
         (temporary / "README.md").write_text(card(delta, base, task, exported), encoding="utf-8")
     return target
+
+
+def require_cut_texts(delta: Delta) -> None:
+    """Refuse a delta that reads long texts otherwise than from the head: what is exported would cut them."""
+    if delta.meta.long != HEAD_OF_TEXT:
+        what = f"the delta reads long texts by --long {delta.meta.long}, which transformers does not"
+        raise UsageError(f"{what}; use bitfit predict or serve, or train with --long head")
 
 
 def _tokenizer(base: Base, max_length: int) -> Any:

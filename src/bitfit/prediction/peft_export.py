@@ -30,7 +30,7 @@ from ..model.injection import by_place
 from ..model.task_model import Model
 from ..tasks import Task
 from .card import peft_card
-from .export import empty_task_model, head_tensors, renamed, stock_class
+from .export import empty_task_model, head_tensors, renamed, require_cut_texts, stock_class
 
 TASK_TYPES = {
     "AutoModelForSequenceClassification": "SEQ_CLS",
@@ -43,6 +43,7 @@ INSTEAD = "bitfit export without --peft writes a merged model"
 def export_peft(delta: Delta, base: Base, folder: str | Path) -> Path:
     """Write the delta as a PEFT folder with a model card, all or nothing; DeltaError if PEFT has no place for it."""
     target = Path(folder)
+    require_cut_texts(delta)
     task = Task.of_delta(delta)
     model = Model(base, task.outputs, delta.meta.pool)
     lane_of_delta(model, delta)
