@@ -55,7 +55,7 @@ class Bank:
     """K lanes on one base. Each lane's rows are computed with the tensors of that lane alone; the base never changes.
 
     `models` is the model of all lanes, or one model per lane: lanes may differ in their heads. The cost of a call
-    depends on the lanes in it, not on the number of lanes in the bank.
+    depends on the lanes in it, not on the number of lanes in the bank. At most `most_frozen` layers are computed once.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Bank:
         lanes: Sequence[Lane],
         prefix_dropout: bool = True,
         packed: Packed | None = None,
+        most_frozen: int | None = None,
     ) -> None:
         self.models = [models] * len(lanes) if isinstance(models, Model) else list(models)
         self.model = self.models[0]
@@ -95,6 +96,8 @@ class Bank:
         if self._packed is not None and not prefix_dropout:
             slots = chain.from_iterable(lane.slots for lane in lanes)
             self.frozen = self.model.anatomy.layers_below({slot.name for slot in slots})
+            if most_frozen is not None:
+                self.frozen = min(self.frozen, most_frozen)
         self.depths = [self.frozen] * len(lanes)  # the first layers of each lane that do not train
         self._settled: dict[int, frozenset[str]] = {}  # the tensors of a lane that trained and no longer do
 

@@ -227,6 +227,8 @@ def delta(loaded: Any, count: int) -> None:
     if meta.injects:
         facts["inject"] = meta.inject
     facts["trained"] = f"{meta.trained:,} of {meta.total:,}"
+    if meta.open_gates is not None:
+        facts["open gates"] = f"{meta.open_gates:.2%} before the largest differences were kept"
     facts["file"] = size(count)
     for split, score in scores.items():
         facts[split] = f"{meta.metric} {percent(score.value)}"
@@ -267,17 +269,18 @@ def training_bar(label: str = "training", quiet: bool = False) -> Iterator[Any]:
         TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=err, transient=True, refresh_per_second=4) as progress:
-        bars: dict[int, Any] = {}
+        bars: dict[tuple[int, str], Any] = {}
         last = 0.0
 
         def watch(part: int, step: int, total: int, runners: Any) -> None:
             nonlocal last
-            if part not in bars:
+            bar = part, runners[0].phase
+            if bar not in bars:
                 name = runners[0].phase or (f"{label} {part + 1}" if part else label)
-                bars[part] = progress.add_task(name, total=total, state="")
+                bars[bar] = progress.add_task(name, total=total, state="")
             if step == total or time.monotonic() - last > 0.2:
                 last = time.monotonic()
-                progress.update(bars[part], completed=step, state=_state(runners))
+                progress.update(bars[bar], completed=step, state=_state(runners))
 
         yield watch
 

@@ -127,6 +127,7 @@ class Meta:
     folded: bool = False
     recipe: str = "plain"  # how the training was set up
     calibration_errors: tuple[float, float] | None = None  # on held-out rows, without and with the temperature
+    open_gates: float | None = None  # of Diff-Pruning: the share of open gates before the largest differences were kept
     sha256: str = ""  # of the file it was read from
 
     def __post_init__(self) -> None:
@@ -146,6 +147,8 @@ class Meta:
         self._check_labels()
         self._check_scores()
         self._check_change()
+        if self.open_gates is not None and not 0 <= self.open_gates <= 1:
+            raise ValueError("open_gates: must be a share from 0 to 1")
 
     def _check_texts(self) -> None:
         columns = self.columns
@@ -202,6 +205,8 @@ class Meta:
         del table["columns"]["numbered"]  # how files were read, not what they hold
         if self.columns.separator is None:
             del table["columns"]["separator"]  # so that files are the same as before there was one
+        if self.open_gates is None:
+            del table["open_gates"]
         table["trial"] = {} if self.trial is None else trial_table(self.trial)
         if self.long == HEAD_OF_TEXT:
             del table["long"]

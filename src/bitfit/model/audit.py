@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import UsageError, suggest
+from ..errors import SelectionError, UsageError, suggest
 from .anatomy import HEADS, PARTS, Anatomy, anatomy, part_of
 from .base import Base, empty_model, load_base, load_config
 from .grafts import NONE
 from .injection import grow, target_of
-from .language import asks_for_nothing
+from .language import asks_for_nothing, is_learned
 from .language import select as select_sites
 from .resolution import resolve
 from .selection import Selection, count_by_term
@@ -70,6 +70,8 @@ class Audit:
     def warnings(self) -> list[str]:
         """Notes on the selection, for the user."""
         notes = list(self.selection.notes)
+        if self.selection.learned is not None:
+            notes.append("Training finds the entries; until then the counts by term are those of an even sample.")
         if not self.selection and not asks_for_nothing(self.text):
             notes.append(f"The selection {self.text} is empty on this base: only the head would train.")
         if self.unused:
@@ -147,6 +149,8 @@ def _audit(
 
 def select(model: nn.Module | Base | Model, text: str, seed: int = 0) -> Selection:
     """The entries of a model that a selection names; tensor names are relative to its encoder."""
+    if is_learned(text):
+        raise SelectionError(f"{text}: training finds its entries; bitfit.train does both")
     if isinstance(model, Base | Model):
         return select_sites(model.anatomy, text, seed)
     return select_sites(_encoder_anatomy(model), text, seed)

@@ -67,6 +67,16 @@ class Base:
         return self.parameters[name].detach().cpu().numpy()
 
     @cached_property
+    def word_embedding(self) -> str | None:
+        """The name of the parameter whose rows are the tokens; None if the encoder has none."""
+        encoder: Any = self.encoder
+        words = encoder.get_input_embeddings()
+        for name, parameter in self.encoder.named_parameters():
+            if parameter is getattr(words, "weight", None):
+                return name
+        return None
+
+    @cached_property
     def target(self) -> Target:
         """The encoder as a target of grafts."""
         return target_of(self.encoder, self.config.model_type, self.anatomy)

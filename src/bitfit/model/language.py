@@ -4,6 +4,7 @@ bias - b_q@0-5        terms and groups, layers, + - & and parentheses (& binds t
 re:".*query.*"        whole parameter names
 random(all, 0.1%)     samples by a strategy: random, each (of every tensor), rowcol (whole rows or columns), magnitude
                       (largest values), ...; as many as another selection has: random(all - W_emb, count(bias))
+diff_pruning(all, 1%) entries that training finds; must be the whole selection
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..errors import SelectionError, suggest
 from .anatomy import TERMS, Anatomy, Site
 from .grafts import GRAFTS, graft_terms, injects
 from .selection import Selection, of_sites
-from .strategies import STRATEGIES, Request
+from .strategies import LEARNED, STRATEGIES, Request
 
 _GROUPS: Mapping[str, Callable[[Anatomy, Site], bool]] = {
     "bias": lambda anatomy, site: site.term.startswith("b_"),
@@ -153,7 +154,7 @@ class _Sample:
         except SelectionError as reason:
             raise _error(context.text, self.at, str(reason)) from None
         notes = operand.notes + self._notes(sample, count)
-        return Selection(sample.entries, sample.shapes, notes, operand.injected)
+        return Selection(sample.entries, sample.shapes, notes, operand.injected, sample.learned)
 
     def _count(self, total: int, context: _Context) -> int:
         """The number of entries to draw."""
@@ -243,6 +244,7 @@ class _Parser:
         self.next = 0
         self.depth = 0
         self.seeds: list[int | None] = []
+        self.learned: _Token | None = None  # a strategy whose entries training finds
 
     @property
     def token(self) -> _Token:
@@ -270,7 +272,14 @@ class _Parser:
             raise SelectionError('the selection is empty; write "none" to select nothing.')
         node = self.expression()
         self.finish("one of + - & or the end")
+        if not isinstance(node, _Sample) or node.strategy not in LEARNED:
+            self.refuse_learned("it must be the whole selection")
         return node
+
+    def refuse_learned(self, why: str) -> None:
+        """Raise SelectionError if the text has a strategy whose entries training finds."""
+        if self.learned is not None:
+            raise _error(self.text, self.learned.at, f"{self.learned.text} finds its entries in training: {why}")
 
     def finish(self, wanted: str) -> None:
         if self.token.kind != "end":
@@ -360,6 +369,9 @@ class _Parser:
         self.expect("(")
         node = self.nested()
         self.expect(",")
+        self.refuse_learned("it must be the whole selection")
+        if name.text in LEARNED:
+            self.learned = name
         amount = self.amount()
         self.seeds[ordinal] = seed = self.seed()
         end = self.expect(")").at + 1
@@ -392,6 +404,7 @@ class _Parser:
             self.take()
             inits.append(self.init())
         self.finish("+ or the end")
+        self.refuse_learned("it gives no start values")
         return tuple(inits)
 
     def init(self) -> Init:
@@ -426,6 +439,13 @@ def check(text: str) -> None:
     _Parser(text).selection()
 
 
+def is_learned(text: str) -> bool:
+    """Whether training finds the entries that a text asks for."""
+    parser = _Parser(text)
+    parser.selection()
+    return parser.learned is not None
+
+
 def asks_for_nothing(text: str) -> bool:
     """Whether a text is `none`, as opposed to naming entries that a model lacks."""
     return _Parser(text).selection() == _Group("none")
@@ -456,7 +476,9 @@ def parse_inject(text: str) -> tuple[Call, ...]:
             summands.append(_source(text, tokens))
     biases = " + ".join(summands)
     if summands and injects(biases):
-        check(biases)
+        parser = _Parser(biases)
+        parser.selection()
+        parser.refuse_learned("it adds nothing")
         calls.insert(0, Call("bias", (biases,)))
     return tuple(calls)
 

@@ -42,7 +42,7 @@ def resolve(
     sites = selectable(base, pool, inject)
     selection = select(sites, select_text, seed)
     starts = resolve_starts(sites, init, seed)
-    changed = set(selection.entries)
+    changed = set(selection.entries if selection.learned is None else selection.learned.operand.entries)
     for start in starts:
         changed.update(start.selection.entries)
     return Resolution(pool, sites, selection, starts, sites.layers_below(changed))

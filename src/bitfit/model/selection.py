@@ -17,6 +17,14 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
+class Learned:
+    """How training finds the entries of a selection: by gates, of each entry of `operand` and maybe of each tensor."""
+
+    operand: Selection
+    structured: bool
+
+
+@dataclass(frozen=True, eq=False)
 class Selection:
     """An immutable set of entries: per tensor either all of it (None) or sorted flat indices."""
 
@@ -24,6 +32,7 @@ class Selection:
     shapes: Mapping[str, tuple[int, ...]]
     notes: tuple[str, ...] = ()
     injected: frozenset[str] = frozenset()  # the tensors among `shapes` that grafts add to the base
+    learned: Learned | None = None  # training finds the entries; until then a sample of as many stands for them
 
     def __post_init__(self) -> None:
         if unknown := sorted(self.entries.keys() - self.shapes.keys()):

@@ -15,7 +15,7 @@ from ..arrays import Array
 from ..errors import SelectionError
 from ..plugins import Registry
 from .anatomy import Anatomy, Site
-from .selection import Indices, Selection, overlap
+from .selection import Indices, Learned, Selection, overlap
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,12 @@ STRATEGIES: Registry[Strategy] = Registry(
         "each": "bitfit.model.strategies:each",
         "rowcol": "bitfit.model.strategies:rowcol",
         "magnitude": "bitfit.model.strategies:magnitude",
+        "diff_pruning": "bitfit.model.strategies:diff_pruning",
+        "diff_pruning_unstructured": "bitfit.model.strategies:diff_pruning_unstructured",
     },
 )
+LEARNED = ("diff_pruning", "diff_pruning_unstructured")
+"""The strategies whose entries training finds; such a sample must be the whole selection."""
 
 
 def random(request: Request) -> Selection:
@@ -102,7 +106,7 @@ def magnitude(request: Request) -> Selection:
     candidates = [_largest_in(request, name) for name in names]
     values = np.concatenate([tensor_values for _, tensor_values in candidates])
     ends = np.cumsum([len(indices) for indices, _ in candidates])
-    positions = _per_run(_largest(values, request.count), ends)
+    positions = _per_run(largest(values, request.count), ends)
     chosen = {}
     for name, (indices, _), in_tensor in zip(names, candidates, positions, strict=True):
         chosen[name] = indices[in_tensor]
@@ -116,16 +120,34 @@ def _largest_in(request: Request, name: str) -> tuple[Indices, Array]:
     if indices is None:
         indices = np.arange(values.size)
     values = values[indices]
-    largest = _largest(values, min(request.count, values.size))
-    return indices[largest], values[largest]
+    kept = largest(values, min(request.count, values.size))
+    return indices[kept], values[kept]
 
 
-def _largest(values: Array, count: int) -> Indices:
+def largest(values: Array, count: int) -> Indices:
     """The ascending positions of the `count` largest values; of equal ones, the first."""
     threshold = np.partition(values, values.size - count)[values.size - count]
     above = np.flatnonzero(values > threshold)
     ties = np.flatnonzero(values == threshold)[: count - above.size]
     return np.sort(np.concatenate([above, ties]))
+
+
+def diff_pruning(request: Request) -> Selection:
+    """The entries that Diff-Pruning keeps, by a gate of each entry and one of each tensor."""
+    return _to_be_learned(request, structured=True)
+
+
+def diff_pruning_unstructured(request: Request) -> Selection:
+    """The entries that Diff-Pruning keeps, by a gate of each entry."""
+    return _to_be_learned(request, structured=False)
+
+
+def _to_be_learned(request: Request, structured: bool) -> Selection:
+    if not request.count:
+        raise SelectionError("0 entries leave nothing to learn")
+    stand_in = each(request)
+    learned = Learned(request.operand, structured)
+    return Selection(stand_in.entries, stand_in.shapes, injected=request.operand.injected, learned=learned)
 
 
 def _per_run(positions: Indices, ends: Indices) -> list[Indices]:

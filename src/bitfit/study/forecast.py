@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 FLOPS = 45e9  # what one slow core sustains in a step (LOG.md): for estimates before anything was measured
 SPEED_FILES = 200  # results that the measured speed is taken from, at most
+GATE_NUMBERS = 14  # per entry with a gate: value, start, difference, logit, gate, gradients, moments, temporaries
+GATE_WORK = 800.0  # per entry with a gate and step, in operations of a matrix product that take as long
 PRODUCTS = 0.5  # share of the speed of a matrix product that a training step reaches
 
 # Rows for training and evaluation, and mean tokens of a row, of the full data sets.
@@ -130,17 +132,33 @@ def trial_work(job: Job, resolved: Resolved) -> float:
     sites = job.base.anatomy
     layers = sum(site.size for site in sites.sites if site.layer is not None)
     effort = Effort.of(resolution.selection, resolution.depth, sites.layers)
-    return work(effort, layers, len(job.train.rows.ids), len(job.dev.rows.ids), trial.epochs, trial.evals_per_epoch)
+    tokens = len(job.train.rows.ids)
+    total = work(effort, layers, tokens, len(job.dev.rows.ids), trial.epochs, trial.evals_per_epoch)
+    learned = resolution.selection.learned
+    if learned is None:
+        return total
+    steps = trial.epochs * math.ceil(len(job.train) / trial.batch)
+    gates = GATE_WORK * learned.operand.count * steps
+    dense = Effort.of(learned.operand, resolution.depth, sites.layers)
+    return total + gates + work(dense, layers, tokens, 0, trial.epochs, 0)
 
 
 def memory(job: Job, group: Sequence[Resolved]) -> float:
-    """The approximate memory of a pass: the base, five numbers per trained entry, the activations of a step."""
+    """The approximate memory of a pass: the base, five numbers per trained entry, the activations of a step.
+
+    Gates are trained before, for one trial at a time.
+    """
     base, rows = job.base, job.train.rows
     trained = sum(resolved.resolution.selection.count for resolved in group)
+    numbers = 5 * trained
+    for resolved in group:
+        learned = resolved.resolution.selection.learned
+        if learned is not None:
+            numbers = max(numbers, GATE_NUMBERS * learned.operand.count)
     tokens = len(group) * group[0].trial.batch * len(rows.ids) / max(1, len(rows))
     inner = int(getattr(base.config, "intermediate_size", 4 * base.width))
     activations = tokens * base.anatomy.layers * (12 * base.width + 3 * inner)
-    return 4.0 * (base.anatomy.total + 5 * trained + activations)
+    return 4.0 * (base.anatomy.total + numbers + activations)
 
 
 def speed(results: Results) -> float:

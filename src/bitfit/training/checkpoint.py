@@ -33,8 +33,10 @@ class Store:
         """Whether it is time for the next checkpoint."""
         return self.folder is not None and time.monotonic() - self._last >= self._wait
 
-    def save(self, number: int, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
-        """Write the state of pass `number` after `step` and remove all but its last two checkpoints.
+    def save(self, number: int | str, step: int, tensors: Tensors, facts: dict[str, Any], kept: int = KEPT) -> None:
+        """Write the state of pass `number` after `step` and remove all but its last checkpoints.
+
+        A text names a phase of a pass, which has checkpoints of its own.
 
         If the disk is full there is a warning and the training goes on without this checkpoint.
         """
@@ -43,14 +45,14 @@ class Store:
         began = time.monotonic()
         try:
             safefile.write(self.folder / f"pass{number}-{step:09d}.checkpoint", tensors, {"key": self.key, **facts})
-            for old in self._files(number)[:-KEPT]:
+            for old in self._files(number)[:-kept]:
                 old.unlink(missing_ok=True)
         except (UsageError, WriteError) as error:
             warnings.warn(f"no checkpoint: {error}", UserWarning, stacklevel=2)
         self._last = time.monotonic()
         self._wait = max(self._seconds, SHARE * (self._last - began))
 
-    def load(self, number: int) -> tuple[int, Tensors, dict[str, Any]] | None:
+    def load(self, number: int | str) -> tuple[int, Tensors, dict[str, Any]] | None:
         """Step, tensors and facts of the newest usable checkpoint of a pass; a damaged one is removed."""
         for path in reversed(self._files(number)):
             try:
@@ -65,7 +67,7 @@ class Store:
                     f"{self.folder} holds checkpoints of another run (other data, base or options); "
                     "use the same command, another --out, or run without --resume to start again"
                 )
-            step = int(path.stem.split("-")[1])
+            step = int(path.stem.rpartition("-")[2])
             return step, {name: np.array(array) for name, array in tensors.items()}, facts
         return None
 
@@ -78,7 +80,7 @@ class Store:
             path.unlink(missing_ok=True)
         return len(checkpoints)
 
-    def _files(self, number: int) -> list[Path]:
+    def _files(self, number: int | str) -> list[Path]:
         if self.folder is None:
             return []
         pattern = re.compile(rf"pass{number}-\d{{9}}\.checkpoint")

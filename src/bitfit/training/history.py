@@ -41,6 +41,21 @@ class Freezing:
     frozen_layers: int
 
 
+@dataclass(frozen=True)
+class GatePhase:
+    """What the gates of Diff-Pruning came to, before the largest differences were kept."""
+
+    gate_steps: int
+    gated: int  # entries that could have been kept
+    open: int  # of those, how many had an open gate
+    kept: int
+
+    @property
+    def open_share(self) -> float:
+        """The share of open gates: the sparsity that the penalty reached by itself."""
+        return self.open / self.gated
+
+
 @dataclass
 class History:
     """What was recorded of a trial."""
@@ -50,6 +65,7 @@ class History:
     freezings: list[Freezing] = field(default_factory=list)
     diverged: int | None = None  # the step at which the loss was not a number
     train: TrainScore | None = None
+    gates: GatePhase | None = None  # of a selection that training found
 
     def add(self, other: History) -> None:
         """Take in the history of another training of the same trial."""
@@ -67,6 +83,8 @@ class History:
         lines.sort(key=itemgetter("step"))  # stable: the loss of a step comes before its evaluation
         if self.diverged is not None:
             lines.append({"step": self.diverged, "diverged": True})
+        if self.gates is not None:
+            lines.insert(0, asdict(self.gates))
         if self.train is not None:
             lines.append(asdict(self.train))
         return lines

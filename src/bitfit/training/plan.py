@@ -88,7 +88,7 @@ class Plan:
     recipe: str = _option(
         "default",
         "plain: from a random head, the best rate on dev is kept; implied by --lr, --epochs, --batch, --autofreeze, "
-        "several seeds",
+        "several seeds, diff_pruning",
         choices=RECIPES,
     )
     evals_per_epoch: int | None = _option(
@@ -268,10 +268,12 @@ class PlanOptions(SharedOptions, total=False):
 
 def follows_recipe(plan: Plan) -> bool:
     """Whether the default recipe sets up the training: the plan gives nothing that the recipe would choose."""
+    from ..model.language import is_learned
+
     leaves_the_choice = plan.lr is None and plan.epochs is None and plan.batch is None
     one_seed = len(several(plan.seed)) == 1  # None, for the default, counts as one
     supported = plan.head == "full" and plan.protocol == "published" and not plan.autofreeze
-    return plan.recipe == "default" and leaves_the_choice and one_seed and supported
+    return plan.recipe == "default" and leaves_the_choice and one_seed and supported and not is_learned(plan.select)
 
 
 def recipe_rates(rates: Sequence[float], rows: int) -> tuple[float, ...]:

@@ -35,9 +35,10 @@ from .calibration import is_rare
 from .checkpoint import SECONDS, Store
 from .compute import threads
 from .convex import FOLDS, solved_head, with_values
+from .diff_pruning import Mask, learn_masks
 from .evaluation import score_lanes
 from .explain import Story, sentences
-from .history import TrainScore
+from .history import GatePhase, TrainScore
 from .job import Job, Note, Part, open_job
 from .loop import Runner, Watch, fit, settle
 from .outcome import Outcome, Scores, describe
@@ -311,14 +312,18 @@ def run_pass(
     model = Model(job.base, job.task.outputs, first.pool, first.inject)
     if number == 0:  # once for all passes of a run
         _check_selection(first, group[0].resolution.selection, model, note)
-    lanes = [_lane(model, resolved) for resolved in group]
+    masks = learn_masks(job, model, group, number, store, watch)
+    group = _with_masks(group, masks, note)
+    lanes = [_lane(model, resolved, mask) for resolved, mask in zip(group, masks, strict=True)]
     solved = solve_frozen and first.head == "full" and not any(each.resolution.selection for each in group)
     if solved:
         lanes = _solved(job, group, lanes)
     if not all(lane.trained for lane in lanes):
         raise UsageError(f"--select {first.select} --head {first.head}: nothing is left to train")
-    bank = Bank(model, lanes, first.prefix_dropout)
+    bank = Bank(model, lanes, first.prefix_dropout, most_frozen=group[0].resolution.depth)
     runners = [Runner(resolved.trial, bank, k) for k, resolved in enumerate(group)]
+    for runner, mask in zip(runners, masks, strict=True):
+        runner.history.gates = None if mask is None else mask.record
     if solved:
         settle(job, runners, number, store)
     else:
@@ -337,9 +342,33 @@ def _solved(job: Job, group: list[Resolved], lanes: list[Lane]) -> list[Lane]:
     return [with_values(lane, heads[resolved.trial.seed]) for lane, resolved in zip(lanes, group, strict=True)]
 
 
-def _lane(model: Model, resolved: Resolved) -> Lane:
+def _with_masks(group: list[Resolved], masks: Sequence[Mask | None], note: Note) -> list[Resolved]:
+    """The trials with the entries that their gates kept."""
+    told: set[int] = set()
+    trials = []
+    for resolved, mask in zip(group, masks, strict=True):
+        if mask is None:
+            trials.append(resolved)
+            continue
+        if id(mask) not in told:  # trials may share one
+            told.add(id(mask))
+            note(_told(resolved.trial, mask.record))
+        resolution = replace(resolved.resolution, selection=mask.selection)
+        trials.append(replace(resolved, resolution=resolution))
+    return trials
+
+
+def _told(trial: Trial, gates: GatePhase) -> str:
+    return (
+        f"{trial.select}, seed {trial.seed}: after {gates.gate_steps:,} steps {gates.open_share:.2%} of "
+        f"{gates.gated:,} gates were open; the {gates.kept:,} largest differences train on."
+    )
+
+
+def _lane(model: Model, resolved: Resolved, mask: Mask | None) -> Lane:
     trial, resolution = resolved.trial, resolved.resolution
-    return lane_to_train(model, resolution.selection, trial.head, resolution.starts, trial.seed)
+    lane = lane_to_train(model, resolution.selection, trial.head, resolution.starts, trial.seed)
+    return lane if mask is None else mask.worn(lane)
 
 
 def _check_selection(trial: Trial, chosen: Selection, model: Model, note: Note) -> None:
@@ -397,6 +426,8 @@ def _outcome(job: Job, model: Model, runner: Runner, scores: Scores, predictions
     tensors = runner.bank.tensors(runner.k)
     trained = runner.bank.lanes[runner.k].trained
     meta = describe(job, model, trial, trained, tensors, scores, runner.best_step, len(job.train.examples))
+    if history.gates is not None:
+        meta = replace(meta, open_gates=history.gates.open_share)
     return Outcome(trial, runner.status, scores, history, Delta(tensors, meta), predictions)
 
 
