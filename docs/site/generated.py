@@ -66,6 +66,20 @@ def _help(action: argparse.Action) -> str:
     return (action.help or "") % {"default": action.default, "prog": "bitfit"}
 
 
+def plan_fields() -> str:
+    """The fields of Plan: type, default and meaning."""
+    from dataclasses import fields
+
+    from bitfit.training.plan import Option, Plan
+
+    lines = []
+    for entry in fields(Plan):
+        option = Option.of(entry)
+        choices = f" ({', '.join(option.choices)})" if option.choices else ""
+        lines.append((_code(entry.name), _code(str(entry.type)), _code(repr(entry.default)), option.help + choices))
+    return _table(["field", "type", "default", "meaning"], lines)
+
+
 # ---- errors
 
 
