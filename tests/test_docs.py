@@ -65,7 +65,7 @@ def console_blocks(slow: bool) -> list[Any]:
 
 
 def runs(block: Any, slow: bool) -> bool:
-    return block.language == "console" and not block.never and (block.when == "slow") == slow
+    return block.language == "console" and block.when == ("slow" if slow else "")
 
 
 @pytest.mark.parametrize("name", console_blocks(slow=False))
@@ -137,17 +137,36 @@ def test_what_the_pages_ask_of_a_service_is_answered(service):
                 assert done.returncode == 0 and json.loads(done.stdout), f"{command.line}\n{done.stdout}{done.stderr}"
 
 
-def python_pages() -> list[str]:
-    return [name for name in NAMES[1:] if any(block.language == "python" for block in docs.blocks(ROOT / name))]
+def python_pages(slow: bool) -> list[str]:
+    """Pages with Python that runs fast, or with some that runs with the slow tests."""
+    found = []
+    for name in NAMES[1:]:
+        python = [block for block in docs.blocks(ROOT / name) if block.language == "python" and not block.never]
+        if any((block.when == "slow") == slow for block in python):
+            found.append(name)
+    return found
+
+
+def run_python(name: str, slow: bool) -> None:
+    """Run the Python of a page from top to bottom, without its slow blocks or with them."""
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    for block in docs.blocks(ROOT / name):
+        if block.language == "python" and not block.never and (slow or block.when != "slow"):
+            exec(compile(block.text, name, "exec"), scope)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("name", python_pages())
-def test_the_python_of_a_page_runs(name, workplace, service, capsys):
-    scope: dict[str, Any] = {"__name__": "__main__"}
-    for block in docs.blocks(ROOT / name):
-        if block.language == "python" and not block.never:
-            exec(compile(block.text, name, "exec"), scope)
+@pytest.mark.parametrize("name", python_pages(slow=False))
+def test_the_python_of_a_page_runs(name, service, capsys):
+    run_python(name, slow=False)
+    assert capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", python_pages(slow=True))
+def test_the_long_python_of_a_page_runs(name, service, capsys):
+    run_python(name, slow=True)
     assert capsys.readouterr().out
 
 

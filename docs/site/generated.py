@@ -211,6 +211,92 @@ def http_errors() -> str:
     return _table(["status", "meaning"], [(str(status), text) for status, text in ERRORS.items()])
 
 
+# ---- measurements
+
+
+def cost_against_full() -> str:
+    """BitFit and full fine-tuning."""
+    step = "BERT-base shape, rte batch 8, BitFit step against stock full fine-tuning: "
+    return _measured(
+        {
+            "a step on a BERT-base shape, time": f"{step}time",
+            "the same, activations + gradients + optimiser state": f"{step}activations + gradients + optimiser state",
+            "the same, MB": f"{step}those in MB",
+            "loading and applying a delta": "BERT-base shape, delta: load and apply",
+            "a delta file of BERT-base": "BERT-base shape, delta: file",
+        }
+    )
+
+
+def cost_against_peft() -> str:
+    """BitFit and LoRA here, and PEFT."""
+    epoch = "BitFit epoch: faster than PEFT LoRA r8"
+    return _measured(
+        {
+            "epoch of BitFit, SST-2, batch 8: faster than PEFT's LoRA of rank 8": f"MiniLM, sst2 batch 8, {epoch}",
+            "the same, RTE, batch 16": f"MiniLM, rte batch 16, {epoch}",
+            "step of our LoRA of rank 8: faster than PEFT's": "MiniLM, sst2 batch 8, LoRA r8 step: faster than PEFT's",
+            "32 tasks of our LoRA in one batch, against one task": (
+                "MiniLM (mean), sst2, 32 rows: batch of 32 tasks of LoRA r8 against a single task"
+            ),
+            "32 adapters of PEFT in one batch, against one; against our 32 BitFit tasks": (
+                "PEFT LoRA r8 mixed, 32 adapters: against its single batch; against our 32"
+            ),
+        }
+    )
+
+
+def cost_of_mixing() -> str:
+    """Many tasks in one batch, many trials in one pass."""
+    return _measured(
+        {
+            "batch of 32 texts of 32 tasks, against 32 texts of one task": (
+                "MiniLM (mean), sst2, 32 rows: batch of 32 tasks against a single task"
+            ),
+            "the same, with 1,024 tasks in memory": (
+                "MiniLM (mean), sst2, 32 rows: batch of 32 of 1,024 tasks against a single task"
+            ),
+            "one more task in memory": "MiniLM (mean), sst2, 1,024 tasks from deltas to a bank: per task",
+            "four rates in one pass: faster than four runs of transformers": (
+                "MiniLM, sst2 batch 8, 4 rates in one pass: faster than 4 stock runs"
+            ),
+            "the same: faster than four runs of bitfit": (
+                "MiniLM, sst2 batch 8, 4 rates in one pass: faster than 4 own runs one after the other"
+            ),
+        }
+    )
+
+
+def quality_cells() -> str:
+    """The default recipe and logistic regression, cell by cell."""
+    return _section("benchmarks/quality.md", "Against the linear model, cell by cell")
+
+
+def quality_scores() -> str:
+    """All scores of the quality benchmark."""
+    return _section("benchmarks/quality.md", "Scores")
+
+
+def quality_seconds() -> str:
+    """What the cells of the quality benchmark took."""
+    return _section("benchmarks/quality.md", "Seconds of CPU")
+
+
+def _measured(figures: dict[str, str]) -> str:
+    """Some figures of the benchmark page, in other words."""
+    text = (ROOT / "benchmarks/results.md").read_text("utf-8")
+    values = dict(re.findall(r"^\| (.+?) \| (.+?) \|", text, re.M))
+    return _table(["", "measured"], [(shown, values[figure]) for shown, figure in figures.items()])
+
+
+def _section(path: str, title: str) -> str:
+    """What stands below a heading of a page, up to the next one."""
+    text = (ROOT / path).read_text("utf-8")
+    found = re.search(rf"^## {re.escape(title)}\n+(.+?)(?=\n^## |\Z)", text, re.M | re.S)
+    assert found is not None, f"{path} has no section {title}"
+    return found[1].strip()
+
+
 # ---- the papers
 
 
@@ -229,6 +315,17 @@ def claims() -> str:
                 lines.append((claim.text, claim.where, ", ".join(tested)))
         parts.append(f"### {paper}\n\n{_table(['claim', 'where it is made', 'tested by'], lines)}")
     return "\n\n".join(parts)
+
+
+def verdict_counts() -> str:
+    """How many claims have which verdict, from the summary over all studies."""
+    text = (ROOT / "results/summary.md").read_text("utf-8")
+    verdicts = re.findall(
+        r"^\| [^|]+ \((?:bitfit|what-to-freeze|bert-tiny-imdb)[^|]*\| ([a-z ]+?)(?: \([^|]*)? \|", text, re.M
+    )
+    assert verdicts, "results/summary.md has no claims"
+    counts = {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))}
+    return _table(["verdict here", "claims"], [(verdict, str(count)) for verdict, count in counts.items()])
 
 
 def contradictions() -> str:

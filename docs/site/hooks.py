@@ -72,7 +72,9 @@ def on_page_content(content: str, page: Any, config: Any, files: Files) -> str:
     def inline(match: re.Match[str]) -> str:
         alt, source = match.groups()
         path = Path(config.docs_dir) / posixpath.normpath(posixpath.join(posixpath.dirname(page.file.src_uri), source))
-        text = COLOUR.sub(lambda colour: f"var(--figure-{colour[0][1:]}, {colour[0]})", path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        if "matplotlib" not in text:  # a plot keeps its colours and its white ground: they mean values
+            text = COLOUR.sub(lambda colour: f"var(--figure-{colour[0][1:]}, {colour[0]})", text)
         return f'<span class="figure" role="img" aria-label="{html.escape(html.unescape(alt))}">{text.strip()}</span>'
 
     return PICTURE.sub(inline, content)
