@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(
     r"^(?:<!-- run: (?P<when>[^\n]*?) -->\n)?```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.M | re.S
 )
-SHELL = ("", "console")  # languages of blocks that may hold commands
+SHELL = ("", "console", "sh", "bash")  # languages of blocks that may hold commands
 WIDTH = 100  # of the terminal
 NUMBER = re.compile(r"\d[\d,]*(\.\d+)?(e-?\d+)?( (s|min|h)\b)?")
 
