@@ -109,7 +109,7 @@ def lane_of_delta(model: Model, delta: Delta) -> Lane:
     entries = []
     for name, (index, values) in sorted(delta.entries.items()):  # sorted, so that alike deltas have equal layouts
         known = name in model.base.parameters or name in model.base.target.lacking
-        shape = tuple(model.original(name).shape) if known else values.shape
+        shape = tuple(model.stored(name).shape) if known else values.shape
         entries.append(Entries(name, index, shape, torch.from_numpy(np.array(values)).reshape(-1)))
     lacking = set(model.head) - set(delta.tensors)
     if lacking or set(delta.head) - set(model.head):

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.activations import GELUActivation
 
+from ..model.precision import wide
 from .additions import Addition, Gradients, Keep, Tape
 from .dropout import masked, pattern
 from .layout import Group, Heads, Layout, Segments, running
@@ -57,11 +58,11 @@ class Linear:
     def forward(self, x: Tensor, keep: Keep) -> Tensor:
         """The outputs for rows `x`."""
         if len(self.biases) == 1 and self.biases[0].dim() == 1 and isinstance(self.matrices[0], Tensor):
-            out = torch.addmm(self.biases[0], x, self.matrices[0].t())
+            out = torch.addmm(self.biases[0], x, wide(self.matrices[0]).t())
         else:
             out = self._bias_rows(x)
             for matrix, rows, columns in self._products:
-                out[rows, columns].addmm_(x[rows], matrix.t())
+                out[rows, columns].addmm_(x[rows], wide(matrix).t())
         for addition in self.additions:
             addition.forward(out, x, keep)
         for addition in self.output_additions:
@@ -82,7 +83,7 @@ class Linear:
         for matrix, rows, columns in self._products:
             d_out = above[rows, columns]
             if below is not None:
-                below[rows].addmm_(d_out, matrix, beta=1 if accumulate or columns.start else 0)
+                below[rows].addmm_(d_out, wide(matrix), beta=1 if accumulate or columns.start else 0)
             if x is not None and matrix.requires_grad:
                 gradients[id(matrix)] = d_out.t() @ x[rows]
         for addition in reversed(self.additions):

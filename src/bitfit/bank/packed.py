@@ -23,6 +23,7 @@ from transformers.activations import ACT2FN
 from ..model.architectures import architecture
 from ..model.grafts import GRAFTS
 from ..model.injection import Activation, locate
+from ..model.precision import wide
 from ..model.rows import Rows
 from ..model.task_model import Model
 from .additions import Addition, Grafted, GraftGroup, LaneRows
@@ -136,7 +137,7 @@ class Packed:
         self.m1_dropout = style.m1_dropout
         self.typed = model.base.segments
         self.inner = frozenset(self.names.values())
-        self.originals = {name: model.original(name).detach() for name in self.inner}
+        self.originals = {name: model.stored(name).detach() for name in self.inner}
         terms = {name: term for (term, _), name in self.names.items()}
         self.products = frozenset(name for name, term in terms.items() if term.startswith("W_"))
         self.look_ups = frozenset(name for name, term in terms.items() if term in ("words", "types", "positions"))
@@ -352,9 +353,9 @@ class _Pass:
         padding = self.packed.embedding(role).padding_idx
         if isinstance(matrix, list):
             by_lane = zip(tokens.split(index), matrix, strict=True)
-            x = torch.cat([F.embedding(lane_index, weight, padding) for lane_index, weight in by_lane])
+            x = torch.cat([wide(F.embedding(lane_index, weight, padding)) for lane_index, weight in by_lane])
         else:
-            x = F.embedding(index, matrix, padding)
+            x = wide(F.embedding(index, matrix, padding))
         return write_rows(x, index, self.tensors.patches([name], [x.shape[1]], tokens), padding)
 
     def _layer(self, layer: int, first_only: bool) -> Layer:
@@ -464,12 +465,12 @@ def linear(x: Tensor, layer: Linear) -> Tensor:
 
 def _by_lane(x: Tensor, matrix: Matrix, bias: Tensor, segments: Segments) -> Tensor:
     if isinstance(matrix, Tensor) and bias.dim() == 1:
-        return F.linear(x, matrix, bias)
+        return F.linear(x, wide(matrix), bias)
     if isinstance(matrix, Tensor):
-        return F.linear(x, matrix) + bias.index_select(0, segments.lane)
+        return F.linear(x, wide(matrix)) + bias.index_select(0, segments.lane)
     rows = segments.split(x)
     biases = bias.unbind(0) if bias.dim() == 2 else [bias] * len(rows)
-    return torch.cat([F.linear(*arguments) for arguments in zip(rows, matrix, biases, strict=True)])
+    return torch.cat([F.linear(x, wide(m), b) for x, m, b in zip(rows, matrix, biases, strict=True)])
 
 
 def norm(x: Tensor, layer: Norm) -> Tensor:

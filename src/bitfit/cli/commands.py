@@ -114,7 +114,7 @@ def predict(args: argparse.Namespace) -> None:
     from . import show
     from .answers import as_line
 
-    predictor = Predictor(args.delta, args.base, args.long)
+    predictor = Predictor(args.delta, args.base, args.long, args.dtype)
     rows: Iterator[dict[str, Any]]
     with _input(args) as file:
         if file is None:
@@ -172,7 +172,7 @@ def _submit(args: argparse.Namespace) -> None:
     from ..prediction.predictor import Predictor
     from . import show
 
-    predictor = Predictor(args.delta, args.base, args.long)
+    predictor = Predictor(args.delta, args.base, args.long, args.dtype)
     written = glue.submit(predictor, args.glue, task=args.task, file=args.file, folder=args.data)
     if args.json:
         show_json([{"file": str(path), "rows": rows, "expected": wanted} for path, rows, wanted in written])
@@ -189,7 +189,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from . import show
 
     columns = _columns(args, "text", "text_pair", "label")
-    predictor = Predictor(args.delta, args.base, args.long)
+    predictor = Predictor(args.delta, args.base, args.long, args.dtype)
     result = predictor.evaluation(args.source, args.split, args.data, args.encoding, args.positive, **columns)
     for text in result.notes:
         show.note(text)
@@ -246,7 +246,7 @@ def export(args: argparse.Namespace) -> None:
     from . import show
 
     delta = Delta.load(args.delta)
-    base = base_of(delta, args.base)
+    base = base_of(delta, args.base, args.dtype)
     folder = export_peft(delta, base, args.out) if args.peft else write(delta, base, args.out, args.fold)
     show.out.print(f"wrote {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
@@ -287,7 +287,7 @@ def serve(args: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         raise UsageError(f'serving needs {error.name}: pip install "bitfit[serve]"') from error
 
-    run(args.folder, args.base, settings, tokens)
+    run(args.folder, args.base, settings, tokens, args.dtype)
 
 
 def bench_serve(args: argparse.Namespace) -> None:

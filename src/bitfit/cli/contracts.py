@@ -10,7 +10,7 @@ from typing import Any
 
 # What `inspect --json` prints of a delta's metadata.
 INSPECTED = (
-    "base", "fingerprint", "select", "inject", "head", "task", "labels", "metrics", "pool", "init", "columns",
+    "base", "fingerprint", "dtype", "select", "inject", "head", "task", "labels", "metrics", "pool", "init", "columns",
     "max_length", "trial", "trained", "total", "versions",
 )  # fmt: skip
 

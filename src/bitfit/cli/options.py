@@ -11,6 +11,7 @@ from typing import Any
 from .. import __version__
 from ..delta.meta import LONG
 from ..model.anatomy import HEADS
+from ..model.dtypes import DTYPES
 from ..model.grafts import NONE
 from ..serve.settings import Settings
 from ..training import plan
@@ -39,7 +40,7 @@ TRAIN_GROUPS = {
         "stride",
     ),
     "what trains": ("select", "inject", "head", "init", "pool"),
-    "run": ("gap", "lanes", "threads", "device"),
+    "run": ("gap", "lanes", "threads", "device", "dtype"),
 }
 OPTIMISATION = "optimisation"
 # Groups of `bitfit serve --help`; an option that is in none of them is about the operation.
@@ -207,6 +208,7 @@ def _predict(it: Parser) -> None:
     )
     _add_force(it)
     _add_base(it)
+    _add_dtype(it)
     _add_json(it)
     file = it.add_argument_group("texts from a file")
     file.add_argument(
@@ -242,6 +244,7 @@ def _evaluate(it: Parser) -> None:
     _add_delta(it)
     it.add_argument("source", metavar="DATA", help="a labelled file, a folder with a test file, or a named task")
     _add_base(it)
+    _add_dtype(it)
     _add_json(it)
     it.add_argument("--positive", metavar="LABEL", help="of two classes the one that f1 is about (that of training)")
     _add_long(it)
@@ -281,6 +284,7 @@ def _export(it: Parser) -> None:
     it.add_argument("--fold", action="store_true", help="merge biases into later ones where that changes no prediction")
     it.add_argument("--peft", action="store_true", help="write a LoRA or bias delta as a PEFT folder instead")
     _add_base(it)
+    _add_dtype(it)
 
 
 def _import(it: Parser) -> None:
@@ -301,6 +305,7 @@ def _serve(it: Parser) -> None:
     it.usage = "%(prog)s DIR [options]"
     it.add_argument("folder", metavar="DIR", type=Path, help="the folder; NAME.safetensors is the task NAME")
     _add_base(it)
+    _add_dtype(it)
     groups = {title: it.add_argument_group(title) for title in (*SERVE_GROUPS, OPERATION)}
     for title, field in _grouped(fields(Settings), SERVE_GROUPS, OPERATION):
         kind = type(field.default)
@@ -360,6 +365,15 @@ COMMANDS: dict[str, tuple[str, Any]] = {
 
 def _add_base(it: Group) -> None:
     it.add_argument("--base", help="folder or hub id of the frozen base (all-MiniLM-L6-v2 of the demo extra)")
+
+
+def _add_dtype(it: Group) -> None:
+    it.add_argument(
+        "--dtype",
+        type=values.one_of(DTYPES),
+        metavar=values.braces(DTYPES),
+        help="type in which the base is stored (that of training)",
+    )
 
 
 def _add_data(it: Group) -> None:

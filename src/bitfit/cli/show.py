@@ -220,7 +220,7 @@ def delta(loaded: Any, count: int) -> None:
     meta = loaded.meta
     scores = {split: table[meta.metric] for split, table in meta.metrics.items() if meta.metric in table}
     facts = {
-        "base": f"{meta.base} ({meta.fingerprint[:12]})",
+        "base": f"{meta.base} ({meta.fingerprint[:12]}), trained in {meta.dtype}",
         "task": f"{meta.task}: {', '.join(meta.labels)}" if meta.labels else meta.task,
         "select": f"{meta.select}, head {meta.head}, pool {meta.pool}, init {meta.init}",
     }

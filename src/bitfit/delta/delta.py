@@ -201,7 +201,7 @@ def write_entries(target: Any, index: Array | None, values: Array) -> None:
     """Write values into a torch tensor: all of it, or at flat indices."""
     import torch
 
-    source = torch.from_numpy(np.array(values)).to(target.device)
+    source = torch.from_numpy(np.array(values)).to(target.device, target.dtype)
     if index is None:
         target.copy_(source)
     else:

@@ -17,6 +17,7 @@ from typing import Any
 from ..data.examples import Columns
 from ..data.readers import READERS
 from ..errors import DeltaError, UsageError
+from ..model.dtypes import DTYPES, FULL
 from ..model.grafts import NONE, injects
 from ..values import read_known
 
@@ -101,6 +102,7 @@ class Meta:
     base: str
     hub: bool  # whether the base's name is one of the hub
     fingerprint: str
+    dtype: str = FULL  # in which the base was stored when the delta was trained
     select: str
     inject: str = NONE  # the parameters that the delta adds to the base, as in --inject
     head: str
@@ -137,6 +139,8 @@ class Meta:
             raise ValueError(f"long: must be one of {', '.join(LONG)}")
         if self.long != HEAD_OF_TEXT and (self.pairs or self.pool == "tokens"):
             raise ValueError("long: only single texts with one answer each can be read otherwise than from the head")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: must be one of {', '.join(DTYPES)}")
         if not 1 <= self.max_length < 1 << 20:
             raise ValueError("max_length: must be at least 1 and less than 1,048,576 tokens")
         if not 0 <= self.stride <= self.max_length // 2:

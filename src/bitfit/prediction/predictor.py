@@ -42,9 +42,11 @@ class Predictor:
     `long` is what is read of a text that is too long, instead of what the delta says: head, head+tail or windows.
     """
 
-    def __init__(self, delta: Source, base: Base | str | None = None, long: str | None = None) -> None:
+    def __init__(
+        self, delta: Source, base: Base | str | None = None, long: str | None = None, dtype: str | None = None
+    ) -> None:
         self.delta = _loaded(delta) if long is None else _reading(_loaded(delta), long)
-        self.base = base if isinstance(base, Base) else base_of(self.delta, base)
+        self.base = base if isinstance(base, Base) else base_of(self.delta, base, dtype)
         self.delta.check(self.base)
         self.columns = self.delta.meta.columns
         self.cut = 0  # the number of texts so far that were longer than the maximum length
@@ -193,9 +195,9 @@ class MixedPredictor:
     the encoder. Only a delta with whole matrices, which has nothing to share, is computed in a separate bank.
     """
 
-    def __init__(self, deltas: Sequence[Source], base: Base | str | None = None) -> None:
+    def __init__(self, deltas: Sequence[Source], base: Base | str | None = None, dtype: str | None = None) -> None:
         first = _loaded(deltas[0])
-        self.base = base if isinstance(base, Base) else base_of(first, base)
+        self.base = base if isinstance(base, Base) else base_of(first, base, dtype)
         self._host = Host(self.base)
         # One delta at a time, so that only one is in memory twice: as a file's arrays and as a resident.
         self.residents = [self._host.admit(_loaded(delta)) for delta in (first, *deltas[1:])]
@@ -252,15 +254,16 @@ def _finite(outputs: Array) -> Array:
     return outputs
 
 
-def base_of(delta: Delta, spec: str | None) -> Base:
-    """The base that the user names, or the one that the delta was trained on."""
+def base_of(delta: Delta, spec: str | None, dtype: str | None = None) -> Base:
+    """The base a delta asks for, or the one the user names; stored as the delta was trained, or in `dtype`."""
+    dtype = dtype or delta.meta.dtype
     if spec is not None:
-        return load_base(spec)
+        return load_base(spec, dtype)
     name = delta.meta.base
     if name != DEMO and not delta.meta.hub:
         raise ModelError(f"the delta was trained on the model folder {name}; say where it is with --base FOLDER")
     try:
-        return load_base(name)
+        return load_base(name, dtype)
     except ModelError as error:
         raise ModelError(
             f"the delta needs its base {name}, which is not at hand; pass --base FOLDER ({error})"

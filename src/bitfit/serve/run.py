@@ -18,6 +18,7 @@ from ..delta.delta import Delta
 from ..delta.safefile import read_claims
 from ..errors import DeltaError, UsageError
 from ..model.base import Base, load_base
+from ..model.dtypes import FULL
 from ..prediction.predictor import base_of
 from .app import make_app
 from .logs import log, write_to_stderr
@@ -54,7 +55,7 @@ class _Server(uvicorn.Server):
         log("warning", "listening", url=f"http://{shown}:{port}/", tasks=len(self.service.repository.entries))
 
 
-def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens) -> None:
+def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens, dtype: str | None = None) -> None:
     """Serve a folder of deltas until a stop signal. Requests in flight are answered before the end."""
     tokens.check(settings)
     if not folder.is_dir():
@@ -66,7 +67,7 @@ def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens) ->
         import torch
 
         torch.set_num_threads(1)  # one per model thread: threads of one product wait for each other, passes do not
-        loaded = _base(folder, base)
+        loaded = _base(folder, base, dtype)
         service = Service(loaded, Repository(folder, loaded.fingerprint, settings.max_delta << 20), settings)
         config: Any = uvicorn.Config(
             make_app(service, tokens), log_config=None, access_log=False, server_header=False, ws="none",
@@ -83,13 +84,13 @@ def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens) ->
         log("warning", "stopped")
 
 
-def _base(folder: Path, spec: str | None) -> Base:
-    """The base of `--base`, else the one that the first usable delta of the folder names."""
+def _base(folder: Path, spec: str | None, dtype: str | None) -> Base:
+    """The base of `--base`, else the one that the first usable delta of the folder names, stored as it says."""
     if spec is None and folder.is_dir():
         for path in sorted(folder.glob("*" + SUFFIX)):
             with suppress(DeltaError):
-                return base_of(Delta.checked({}, read_claims(path), path.name), None)
-    return load_base(spec)
+                return base_of(Delta.checked({}, read_claims(path), path.name), None, dtype)
+    return load_base(spec, dtype or FULL)
 
 
 def _listen(settings: Settings) -> socket.socket:

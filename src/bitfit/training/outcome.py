@@ -59,6 +59,7 @@ def describe(
         base=job.base.name,
         hub=job.base.hub,
         fingerprint=job.base.fingerprint,
+        dtype=job.base.dtype,
         select=trial.select,
         inject=trial.inject,
         head=trial.head,

@@ -16,6 +16,7 @@ from ..delta.meta import HEAD_OF_TEXT, LONG
 from ..delta.meta import Trial as Trial
 from ..errors import UsageError, suggest
 from ..model.anatomy import HEADS
+from ..model.dtypes import DTYPES, FULL
 
 if TYPE_CHECKING:
     from ..model.selection import Selection
@@ -131,6 +132,7 @@ class Plan:
     lanes: int | None = _option(None, "most trials trained together", int)
     threads: int | None = _option(None, "CPU threads; the same number gives the same bits", int)
     device: str = _option("auto", "where to compute", choices=DEVICES)
+    dtype: str = _option(FULL, "type in which the frozen base is stored; what trains is float32", choices=DTYPES)
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -258,6 +260,7 @@ class SharedOptions(TypedDict, total=False):
     lanes: int | None
     threads: int | None
     device: str
+    dtype: str
 
 
 class PlanOptions(SharedOptions, total=False):

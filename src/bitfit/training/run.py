@@ -25,6 +25,7 @@ from ..data.source import StrPath
 from ..delta.delta import Delta
 from ..errors import Diverged, UsageError, suggest
 from ..model.base import Base, load_base
+from ..model.dtypes import FULL
 from ..model.language import asks_for_nothing
 from ..model.selection import Selection
 from ..model.task_model import Model
@@ -123,7 +124,7 @@ def sweep(
     plan = _plan(plan, options if train_size is None else {**options, "train_size": train_size})
     if plan.train_size is None:
         raise UsageError("sweep needs train sizes, such as train_size=[100, 1000]")
-    loaded = base if isinstance(base, Base) else load_base(base)
+    loaded = _loaded(base, plan)
     data = source_of_data(source)
     runs = {}
     for size in sorted(set(several(plan.train_size))):
@@ -144,6 +145,15 @@ def _plan(plan: Plan | None, options: Mapping[str, Any]) -> Plan:
         if name not in known:
             raise UsageError(f'train has no option "{name}".{suggest(name, known)}')
     return Plan(**options)
+
+
+def _loaded(base: Base | str | None, plan: Plan) -> Base:
+    """The base that a training is on, stored as the plan says."""
+    if not isinstance(base, Base):
+        return load_base(base, plan.dtype)
+    if plan.dtype not in (FULL, base.dtype):
+        raise UsageError(f"dtype {plan.dtype}: the base is loaded in {base.dtype}; load_base takes a dtype, too")
+    return base
 
 
 def _ignore(*_: object) -> None:
@@ -255,7 +265,10 @@ def prepare(
     dataset, named = (source, None) if isinstance(source, Dataset) else _read(source, plan, size)
     for text in dataset.notes:
         note(text)
-    loaded = base if isinstance(base, Base) else load_base(base)
+    loaded = _loaded(base, plan)
+    if loaded.dtype != FULL:
+        full = 4 * sum(parameter.numel() for parameter in loaded.encoder.parameters())
+        note(f"The base is stored in {loaded.dtype}: {loaded.bytes / 1e6:,.0f} MB, {full / 1e6:,.0f} MB in {FULL}.")
     job = open_job(
         dataset, loaded, note, named=named, metric=plan.metric, positive=plan.positive,
         max_length=plan.max_length, stride=plan.stride, long=plan.long, device=plan.device,
@@ -461,7 +474,7 @@ def run_key(job: Job, groups: list[list[Resolved]], by_recipe: bool = False) -> 
     for group in groups:
         table.append([asdict(resolved.trial) for resolved in group])
     state = hashlib.sha256(json.dumps([by_recipe, table], sort_keys=True).encode())
-    state.update(f"{__version__} {job.base.fingerprint} {job.task} {job.encoder.long}".encode())
+    state.update(f"{__version__} {job.base.fingerprint} {job.base.dtype} {job.task} {job.encoder.long}".encode())
     for part in (job.dataset.train, job.dataset.dev):
         for row in zip(part.texts, part.pairs or part.texts, part.labels, strict=True):
             state.update(repr(row).encode())

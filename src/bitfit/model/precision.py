@@ -1,0 +1,119 @@
+"""Half precision: the large matrices of a frozen base are stored in 16 bits and computed with in float32.
+
+Stored in 16 bits are the weights of linear layers and the word embeddings, which are nearly all of a base. Biases,
+gammas and the small embeddings stay float32: they are what deltas change, and they weigh almost nothing.
+
+A matrix is cast to float32 when its layer is called and the copy is dropped afterwards, in the forward as in the
+backward. So every activation, gradient and trained value is float32, and the outputs are bit for bit those of a float32
+base with rounded weights. Products in bfloat16 itself would also round every activation; docs/scale.md has the times
+of both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from collections.abc import Collection
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from ..errors import UsageError, suggest
+from .architectures import architecture
+from .dtypes import DTYPES
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def check_dtype(name: str) -> None:
+    """Refuse a name that is not one of DTYPES."""
+    if name not in DTYPES:
+        raise UsageError(f'--dtype: no "{name}".{suggest(name, DTYPES)}')
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """The tensor in float32; itself if it is."""
+    return tensor.float() if tensor.dtype in HALF else tensor
+
+
+def large_matrices(encoder: nn.Module, model_type: str, missing: Collection[str]) -> dict[str, list[nn.Module]]:
+    """The matrices that are stored in half precision, by name, with the modules that hold them.
+
+    `missing` are parameters that the head brings; they are not among them.
+    """
+    words = architecture(model_type).inputs["words"]
+    names: dict[int, str] = {}  # a parameter of two modules is one, under its first name
+    found: dict[str, list[nn.Module]] = {}
+    for path, module in encoder.named_modules():
+        name = f"{path}.weight"
+        if isinstance(module, nn.Linear | Conv1D) or name == words:
+            name = names.setdefault(id(module._parameters["weight"]), name)
+            if name not in missing:
+                found.setdefault(name, []).append(module)
+    return found
+
+
+def store_half(modules: list[nn.Module], dtype: str) -> None:
+    """Store the matrix that these modules share in half precision and let them compute with it in float32."""
+    weight = modules[0]._parameters["weight"]
+    assert weight is not None
+    cast = nn.Parameter(weight.detach().to(getattr(torch, dtype)), requires_grad=False)
+    for module in modules:
+        module._parameters["weight"] = cast
+        if isinstance(module, nn.Embedding):
+            module.register_forward_hook(_widen_outputs)
+        else:
+            module.register_forward_pre_hook(_widen_weight)
+            module.register_forward_hook(_restore_weight, always_call=True)
+    if cast.data_ptr() != weight.data_ptr():
+        release(weight)
+
+
+def store_full(parameter: nn.Parameter) -> None:
+    """Store a parameter in float32, apart from the file that it was mapped from."""
+    before = parameter.data
+    parameter.data = before.to(torch.float32, copy=True)
+    release(before)
+
+
+def release(tensor: Tensor) -> None:
+    """Give the memory of a tensor that is not used any more back to the system, where it is mapped from a file.
+
+    The tensors of a file are one mapping, which would else stay in memory until the last of them is gone.
+    """
+    if tensor.device.type != "cpu" or _madvise() is None:
+        return
+    start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > start:  # whole pages only: their edges belong to other tensors
+        _madvise()(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+
+
+@lru_cache(maxsize=1)
+def _madvise() -> Any:
+    return getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
+
+
+# The hooks keep what they need on the module, so that a copy of an encoder works as the encoder does.
+
+
+def _widen_outputs(_: nn.Module, __: Any, out: Tensor) -> Tensor:
+    return wide(out)
+
+
+def _widen_weight(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    weight = module._parameters["weight"]
+    if weight is not None and weight.dtype in HALF:
+        module.__dict__["_stored_weight"] = weight
+        module._parameters["weight"] = wide(weight)  # type: ignore[assignment]
+    return tuple(wide(x) for x in inputs)  # some layers cast their inputs to the type of the weight
+
+
+def _restore_weight(module: nn.Module, _: Any, __: Any) -> None:
+    stored = module.__dict__.pop("_stored_weight", None)
+    if stored is not None:
+        module._parameters["weight"] = stored
