@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..data.columns import Sample
-from ..data.source import DataFile
-from ..errors import UsageError
+from ..data.source import DataFile, is_table
+from ..errors import DataError, UsageError
 from ..files import check_target, replace
 from ..prediction.output import STANDARD, beside, check_output, standard_input, write_rows
 from ..serve.settings import Settings, Tokens
@@ -108,6 +108,12 @@ def predict(args: argparse.Namespace) -> None:
         return
     if bool(args.texts) == (args.file is not None):
         raise UsageError("predict takes either texts or --file FILE")
+    if args.file is not None and (args.engine == "ray" or args.task_column is not None or is_table(str(args.file))):
+        _score(args)
+        return
+    for option in ("address", "workers", "format"):
+        if getattr(args, option) is not None:
+            raise UsageError(f"--{option} is for --engine ray and for the rows of many files")
     if args.out is not None:
         check_output(args.out, *(path for path in (args.file, args.delta) if path is not None and path != STANDARD))
     from ..prediction.predictor import Predictor
@@ -145,6 +151,49 @@ def predict(args: argparse.Namespace) -> None:
             show.note(f"{cut} longer than {predictor.delta.meta.max_length} tokens: cut there")
         else:
             show.note(f"{cut} too long to be read whole; --long {predictor.delta.meta.long} reads parts of them")
+
+
+def _score(args: argparse.Namespace) -> None:
+    """`predict` on the rows of many files, or with a column that names the task."""
+    if args.out is None or args.out == STANDARD:
+        raise UsageError("rows of many files are written in parts: name a folder with --out DIR")
+    if args.file == STANDARD:
+        raise UsageError("--engine ray and --task-column need files, not standard input")
+    if args.address and args.engine != "ray":
+        raise UsageError("--address is for --engine ray")
+    from ..prediction.table import Engine, Scoring, local, score
+    from . import show
+
+    names = ("base", "dtype", "long", "task_column", "text", "text_pair", "encoding", "format")
+    options: dict[str, Any] = {name: getattr(args, name) for name in names}
+    scoring = Scoring(str(args.delta), **options)
+    engine: Engine = local
+    if args.engine == "ray":
+        from ..prediction.ray_table import ray_engine
+
+        engine = ray_engine(args.address, args.workers)
+    with show.counting_bar("scoring", quiet=args.json) as watch:
+        found = score(scoring, str(args.file), args.out, engine, args.force, watch)
+    for file, why in found.failures.items():
+        show.note(f"{file}: {why}")
+    if args.json:
+        show_json(asdict(found))
+    else:
+        show.out.print(_scored(found, args.out), soft_wrap=True)
+    if found.failures:
+        raise DataError(f"{show.counted(len(found.failures), 'file')} could not be read to the end; see above")
+
+
+def _scored(found: Any, out: Path) -> str:
+    """What a scoring did, in one line."""
+    from . import show
+
+    text = f"wrote {show.counted(found.rows, 'row')} in {show.counted(found.parts, 'part')} to {out}"
+    if found.kept:
+        text += f"; {show.counted(found.kept, 'part')} were there already"
+    if found.errors:
+        text += f'; {show.counted(found.errors, "row")} without an answer, see the column "error"'
+    return text
 
 
 @contextmanager

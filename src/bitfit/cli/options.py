@@ -18,6 +18,7 @@ from ..training import plan
 from ..training.plan import Option, Plan
 from . import values
 from .parser import Parser
+from .study_options import ENGINES
 from .study_options import add_options as add_study
 
 Group = Any  # a parser or a group of its options: argparse has no public name for both
@@ -43,6 +44,7 @@ TRAIN_GROUPS = {
     "run": ("gap", "lanes", "threads", "device", "dtype"),
 }
 OPTIMISATION = "optimisation"
+PART_FORMATS = ("parquet", "csv", "jsonl")  # of `predict` on many files
 # Groups of `bitfit serve --help`; an option that is in none of them is about the operation.
 SERVE_GROUPS = {
     "address": ("host", "port"),
@@ -212,15 +214,34 @@ def _predict(it: Parser) -> None:
     _add_json(it)
     file = it.add_argument_group("texts from a file")
     file.add_argument(
-        "--file", type=Path, help="a data file (-: standard input); its columns are those of training, or recognised"
+        "--file",
+        type=Path,
+        help="a data file (-: standard input), a folder, or a pattern such as 'rows/*.parquet' (in quotes)",
     )
     _add_columns(file, "text", "text_pair")
     _add_encoding(file)
     _add_long(it)
+    many = it.add_argument_group("rows of many files, written to --out DIR in parts")
+    many.add_argument("--task-column", metavar="COLUMN", help="column with the task of each row; DELTA is a folder")
+    many.add_argument(
+        "--format",
+        type=values.one_of(PART_FORMATS),
+        metavar=values.braces(PART_FORMATS),
+        help="format of the parts (that of the input)",
+    )
+    _add_engine(many, "local: in this process; ray: on a pool of Ray workers")
     glue = it.add_argument_group("files for the GLUE server")
     glue.add_argument("--glue", type=Path, metavar="DIR", help="write predictions of the task's test sets to DIR")
     glue.add_argument("--task", help="the named task, if the delta does not say it")
     _add_data(glue)
+
+
+def _add_engine(it: Group, text: str) -> None:
+    it.add_argument(
+        "--engine", type=values.one_of(ENGINES), metavar=values.braces(ENGINES), default="local", help=f"{text} (local)"
+    )
+    it.add_argument("--address", help="of a Ray cluster; without it Ray runs on this machine only")
+    it.add_argument("--workers", type=values.positive, metavar="N", help="workers of --engine ray (one per core)")
 
 
 def _add_force(it: Group) -> None:

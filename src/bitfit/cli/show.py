@@ -291,3 +291,17 @@ def _state(runners: Any) -> str:
     lanes = f"{len(runners)} trials  " if len(runners) > 1 else ""
     loss = f"loss {losses[-1]:.3f}  " if losses else ""
     return lanes + loss + (f"dev {100 * best:.1f}" if best > -1e9 else "dev -")
+
+
+@contextmanager
+def counting_bar(label: str, quiet: bool = False) -> Iterator[Any]:
+    """A progress bar over a number of equal pieces of work; nothing if stderr is not a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+    with Progress(*columns, console=err, transient=True, refresh_per_second=2) as progress:
+        bar = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(bar, total=total, completed=done)

@@ -27,6 +27,14 @@ JSON_ARRAY = ".json array"
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 
 
+class Broken(dict[str, object]):
+    """The values of a record that could not be read: none. It stands in its place in files that are read tolerantly."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__()
+        self.message = message
+
+
 class Row(NamedTuple):
     """One record, and the 1-based line where it starts (in Parquet: its row number)."""
 
@@ -88,19 +96,34 @@ def fault(source: RowSource, line: int, what: str) -> DataError:
     return DataError(f"{source}, {unit} {line}: {what}")
 
 
+def _broken(error: DataError, path: DataFile, line: int) -> Row:
+    """A row for a record that cannot be read, if the file is read tolerantly; else the error is raised."""
+    if not path.tolerant:
+        raise error
+    return Row(line, Broken(_without_place(error)))
+
+
+def _without_place(error: DataError) -> str:
+    return str(error).partition(": ")[2] or str(error)
+
+
 def _csv_rows(path: DataFile) -> Iterator[Row]:
     lines = _lines(path)
     start, header_line = _header_line(path, lines)
     delimiter = _delimiter(path, header_line)
     texts = chain([header_line], (text for _, text in lines))
     records = _records(path, start, texts, delimiter)
-    _, names = next(records)
+    line, names = next(records)
+    if isinstance(names, Row):
+        raise fault(path, line, "the header cannot be read.")
     header = _unique(path, [name.strip() for name in names])
     for line, fields in records:
-        if len(fields) == len(header):
+        if isinstance(fields, Row):
+            yield fields
+        elif len(fields) == len(header):
             yield Row(line, dict(zip(header, fields, strict=True)))
         elif fields and (len(fields) > 1 or fields[0].strip()):
-            raise fault(path, line, _wrong_field_count(len(fields), header, delimiter))
+            yield _broken(fault(path, line, _wrong_field_count(len(fields), header, delimiter)), path, line)
 
 
 def _header_line(path: DataFile, lines: Iterator[tuple[int, str]]) -> tuple[int, str]:
@@ -117,7 +140,7 @@ def _delimiter(path: DataFile, header: str) -> str:
     return max(",;\t|", key=header.count)  # the comma if none occurs
 
 
-def _records(path: DataFile, first: int, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _records(path: DataFile, first: int, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str] | Row]]:
     csv.field_size_limit(max(CELL_LIMIT, csv.field_size_limit()))
     # Most TSV files are written without quoting: a quote is a character there, unless it encloses the cell.
     plain = delimiter == "\t"
@@ -130,7 +153,7 @@ def _records(path: DataFile, first: int, lines: Iterable[str], delimiter: str) -
         except StopIteration:
             return
         except csv.Error as error:
-            raise fault(path, start, _quoting_problem(str(error))) from error
+            yield start, _broken(fault(path, start, _quoting_problem(str(error))), path, start)
 
 
 def _unquoted(field: str) -> str:
@@ -158,8 +181,13 @@ def _unique(path: DataFile, names: list[str]) -> list[str]:
 
 def _json_rows(path: DataFile) -> Iterator[Row]:
     for line, text in _lines(path):
-        if text.strip():
-            yield Row(line, _json_object(path, line, text))
+        if not text.strip():
+            continue
+        try:
+            row = Row(line, _json_object(path, line, text))
+        except DataError as error:
+            row = _broken(error, path, line)
+        yield row
 
 
 def _json_object(path: DataFile, line: int, text: str) -> dict[str, object]:

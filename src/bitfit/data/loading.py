@@ -46,6 +46,11 @@ def stream_texts(
     return reader_of(kind).stream(sample.path, columns)
 
 
+def stream_rows(source: RowSource, columns: Columns, kind: Kind) -> Iterator[tuple[int, Any, str | None]]:
+    """The same of a source whose columns are known."""
+    return reader_of(kind).stream(source, columns)
+
+
 def load_labelled(
     source: StrPath | RowSource | Sample, columns: Columns, kind: Kind, labels: Sequence[str] = ()
 ) -> tuple[Examples, tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ class DataFile:
 
     path: Path
     encoding: str | None = None
+    tolerant: bool = False  # whether a record that cannot be read becomes a Broken row instead of an error
     recognised: str | None = field(
         default=None, compare=False
     )  # the encoding, if its bytes showed that it is not UTF-8
@@ -75,3 +77,8 @@ def extension(source: Path | RowSource) -> str:
     if isinstance(source, Records):
         return ""
     return plain_name(source if isinstance(source, Path) else source.path).suffix
+
+
+def is_table(path: str) -> bool:
+    """Whether a path names several files: a folder, or a pattern such as rows/*.parquet."""
+    return Path(path).is_dir() or (glob.has_magic(path) and not Path(path).exists())

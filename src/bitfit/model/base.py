@@ -202,7 +202,7 @@ def _stored_as(base: Base, dtype: str) -> Base:
 
     Tensor by tensor, so that no more than one is in memory in both forms. The fingerprint is that of the file's values.
     """
-    large = large_matrices(base.encoder, base.config.model_type, base.missing) if dtype != FULL else {}
+    large = large_matrices(base.encoder, base.missing) if dtype != FULL else {}
     digest = Digest(base.missing)
     for name in sorted(name for name, _ in base.encoder.named_parameters()):
         parameter = base.encoder.get_parameter(name)

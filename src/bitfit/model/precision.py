@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import UsageError, suggest
-from .architectures import architecture
 from .dtypes import DTYPES
 
 HALF = (torch.bfloat16, torch.float16)
@@ -40,17 +39,17 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in HALF else tensor
 
 
-def large_matrices(encoder: nn.Module, model_type: str, missing: Collection[str]) -> dict[str, list[nn.Module]]:
+def large_matrices(encoder: nn.Module, missing: Collection[str]) -> dict[str, list[nn.Module]]:
     """The matrices that are stored in half precision, by name, with the modules that hold them.
 
     `missing` are parameters that the head brings; they are not among them.
     """
-    words = architecture(model_type).inputs["words"]
+    words: nn.Module = encoder.get_input_embeddings()  # type: ignore[operator]
     names: dict[int, str] = {}  # a parameter of two modules is one, under its first name
     found: dict[str, list[nn.Module]] = {}
     for path, module in encoder.named_modules():
         name = f"{path}.weight"
-        if isinstance(module, nn.Linear | Conv1D) or name == words:
+        if isinstance(module, nn.Linear | Conv1D) or module is words:
             name = names.setdefault(id(module._parameters["weight"]), name)
             if name not in missing:
                 found.setdefault(name, []).append(module)

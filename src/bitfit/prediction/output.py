@@ -44,7 +44,7 @@ def write_rows(path: Path, rows: Iterable[Row], force: bool = False, ending: str
         source, first = iter(()), {}
     ending = path.suffix.lower() if path != STANDARD and _is_regular(path) else ending
     if not force:
-        columns = list(first) if ending == ".jsonl" else list(_flat(first))
+        columns = list(first) if ending == ".jsonl" else list(flat_row(first))
         _require_same_columns(path, columns)
     counted = _Counter(chain([first] if first else [], source))
     with _opened(path) as file:
@@ -72,7 +72,7 @@ def flat_columns(answers: Iterable[Row]) -> dict[str, list[Any]]:
     """Answers as columns, one column per label for scores."""
     columns: dict[str, list[Any]] = {}
     for answer in answers:
-        for name, value in _flat(answer).items():
+        for name, value in flat_row(answer).items():
             columns.setdefault(name, []).append(value)
     return columns
 
@@ -132,7 +132,7 @@ def _require_same_columns(path: Path, columns: list[str]) -> None:
         raise UsageError(f"{path}: exists and is not an earlier output of this command; pass --force to replace it")
 
 
-def _flat(row: Row) -> dict[str, Any]:
+def flat_row(row: Row) -> dict[str, Any]:
     """A row as cells by column; a table of scores becomes one cell per label."""
     cells: dict[str, Any] = {}
     for name, value in row.items():
@@ -149,7 +149,7 @@ def _write_csv(file: BinaryIO, rows: Iterable[Row], delimiter: str = ",") -> Non
     writer = csv.writer(text, delimiter=delimiter)
     header: list[str] = []
     for row in rows:
-        cells = _flat(row)
+        cells = flat_row(row)
         if not header:
             header = list(cells)
             writer.writerow(header)
@@ -178,7 +178,7 @@ def _write_parquet(file: BinaryIO, rows: Iterable[Row]) -> None:
         raise UsageError('writing Parquet needs pyarrow: pip install "bitfit[parquet]"') from error
     source = iter(rows)
     writer = None
-    while chunk := [_flat(row) for row in islice(source, CHUNK)]:
+    while chunk := [flat_row(row) for row in islice(source, CHUNK)]:
         table = pyarrow.Table.from_pylist(chunk, schema=None if writer is None else writer.schema)
         writer = writer or pyarrow.parquet.ParquetWriter(file, table.schema)
         writer.write_table(table)

@@ -23,7 +23,7 @@ from ..delta.delta import Delta
 from ..delta.meta import LONG
 from ..errors import DataError, DeltaError, ModelError, UsageError, suggest
 from ..model.base import DEMO, Base, load_base
-from ..tasks import Text
+from ..tasks import Task, Text
 from ..tasks.encode import Encoded
 from ..tasks.metrics import Score
 from .evaluation import Evaluation
@@ -142,29 +142,7 @@ class Predictor:
         self, source: str | Path | RowSource | Sample, labelled: bool = False, **given: str | None
     ) -> Columns:
         """The file's columns: the named ones, else those of the training file if the file has them, else inferred."""
-        sample = Sample.of(source)
-        self._require_kind(sample)
-        named = {role: column for role, column in given.items() if column is not None}
-        trained = {"text": self.columns.text, "text_pair": self.columns.text_pair}
-        if labelled:
-            trained["label"] = self.columns.label
-        for role, column in trained.items():
-            if column is None or role in named or column in named.values():
-                continue
-            if loading.has_column(sample, column):
-                named[role] = column
-        columns = loading.find_columns_of(self.task.kind, sample, **named)
-        if (columns.text_pair is None) != (self.columns.text_pair is None):
-            need = "two text columns" if self.columns.text_pair else "one text column"
-            raise DataError(f"{sample.path}: the delta was trained on {need}; this file has other columns")
-        return columns
-
-    def _require_kind(self, sample: Sample) -> None:
-        """Refuse a file whose format is that of another kind of task."""
-        kind = loading.kind_of_format(sample.path)
-        if kind is not None and kind != self.task.kind:
-            kinds = f"is a file for {kind}, and the delta is for {self.task.kind}"
-            raise DataError(f"{sample.path} {kinds}; pass another file")
+        return columns_of(self.task, self.columns, Sample.of(source), labelled, given)
 
     def rows_in(self, source: str | Path | RowSource | Sample, **given: str | None) -> Iterator[dict[str, Any]]:
         """Every record of a file with its answer, as a stream."""
@@ -252,6 +230,30 @@ def _finite(outputs: Array) -> Array:
     if not np.isfinite(outputs).all():
         raise DeltaError("the delta's values are so large that its answers are not finite numbers; train it again")
     return outputs
+
+
+def columns_of(
+    task: Task, trained: Columns, sample: Sample, labelled: bool, given: Mapping[str, str | None]
+) -> Columns:
+    """The columns of a file that a delta with these columns reads: those given, else its own, else found anew."""
+    held = loading.kind_of_format(sample.path)
+    if held is not None and held != task.kind:
+        kinds = f"is a file for {held}, and the delta is for {task.kind}"
+        raise DataError(f"{sample.path} {kinds}; pass another file")
+    named = {role: column for role, column in given.items() if column is not None}
+    own = {"text": trained.text, "text_pair": trained.text_pair}
+    if labelled:
+        own["label"] = trained.label
+    for role, column in own.items():
+        if column is None or role in named or column in named.values():
+            continue
+        if loading.has_column(sample, column):
+            named[role] = column
+    found = loading.find_columns_of(task.kind, sample, **named)
+    if (found.text_pair is None) != (trained.text_pair is None):
+        need = "two text columns" if trained.text_pair else "one text column"
+        raise DataError(f"{sample.path}: the delta was trained on {need}; this file has other columns")
+    return found
 
 
 def base_of(delta: Delta, spec: str | None, dtype: str | None = None) -> Base:

@@ -1,0 +1,475 @@
+"""Scoring tables: every row of many files answered, written in parts that a second run does not compute again.
+
+A part holds PART_ROWS rows of one input file in their order, with the input's columns, the answer and a column `error`,
+which says why a row has no answer. A Parquet file is scored part by part, any other file as a whole, since its rows
+cannot be found without reading those before them.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from .. import __version__, files
+from ..data import loading
+from ..data.columns import Sample
+from ..data.examples import Columns
+from ..data.formats import ENDINGS, Broken, Row, existing, rows
+from ..data.source import DataFile, Records, extension, is_table
+from ..delta.delta import Delta
+from ..delta.meta import Meta
+from ..errors import BitfitError, DataError, DeltaError, UsageError, suggest
+from ..tasks import Task, Text
+from .output import WRITERS, beside, flat_row
+from .predictor import CHUNK, MixedPredictor, Predictor, columns_of
+
+PART_ROWS = 8 * CHUNK  # whole chunks, so that a part is computed in the batches of `predict`
+ERROR = "error"
+MANIFEST = "scoring.json"
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What is asked of every row. It is plain, so that it can be sent to other processes."""
+
+    delta: str  # a delta file; a folder of them if a column names the task
+    base: str | None = None
+    dtype: str | None = None
+    task_column: str | None = None
+    long: str | None = None  # what is read of a text that is too long; None: what the delta says
+    text: str | None = None
+    text_pair: str | None = None
+    encoding: str | None = None
+    format: str | None = None  # of the parts; None: that of the input, CSV where rows cannot be written so
+    part_rows: int = PART_ROWS
+
+    def __post_init__(self) -> None:
+        if self.part_rows % CHUNK:
+            raise UsageError(f"part_rows must be a multiple of {CHUNK}")
+        folder = Path(self.delta).is_dir()
+        if folder and self.task_column is None:
+            raise UsageError(f"{self.delta} is a folder: name the column that says each row's task with --task-column")
+        if folder and self.long is not None:
+            raise UsageError("--long is for one delta; those of a folder read texts as they were trained to")
+        if not folder and self.task_column is not None:
+            raise UsageError(f"--task-column needs a folder of deltas, and {self.delta} is not a folder")
+
+    def ending(self, file: Path) -> str:
+        """The ending of the parts of an input file."""
+        if self.format is not None:
+            return f".{self.format}"
+        own = extension(file)
+        return own if own in WRITERS else ".csv"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one worker does at a time: a part of a Parquet file, or a whole file of another format."""
+
+    file: Path
+    target: Path  # the parts are target-00000.ending and so on
+    part: int | None  # None: all parts
+
+    def path(self, part: int, ending: str) -> Path:
+        """Where a part is written."""
+        return self.target.with_name(f"{self.target.name}-{part:05d}{ending}")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What became of a unit."""
+
+    file: str
+    parts: int = 0  # written
+    kept: int = 0  # there already
+    rows: int = 0  # in the parts written
+    errors: int = 0  # rows without an answer
+    failure: str | None = None  # why the file could not be read to its end
+
+
+@dataclass
+class Summary:
+    """What became of a whole scoring."""
+
+    parts: int = 0
+    kept: int = 0
+    rows: int = 0
+    errors: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def add(self, found: Scored) -> None:
+        """Count a unit."""
+        self.parts += found.parts
+        self.kept += found.kept
+        self.rows += found.rows
+        self.errors += found.errors
+        if found.failure is not None:
+            self.failures[found.file] = found.failure
+
+
+Engine = Callable[[Scoring, Sequence[Unit]], Iterator[Scored]]
+"""Scores units in any order."""
+
+
+def score(
+    scoring: Scoring,
+    pattern: str,
+    out: Path,
+    engine: Engine | None = None,
+    force: bool = False,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> Summary:
+    """Answer every row of the files that a pattern (or a file, or a folder) names, in parts in the folder `out`.
+
+    Parts that exist are kept, if the deltas, the inputs and the options are those of before; `force` starts again.
+    `watch` is told how many units are done, and of how many.
+    """
+    inputs = _inputs(pattern)
+    units = list(_units(inputs, scoring, out))
+    _claim(scoring, inputs, out, force)
+    summary = Summary()
+    watch(0, len(units))
+    for done, found in enumerate((engine or local)(scoring, units), 1):
+        summary.add(found)
+        watch(done, len(units))
+    for left in out.rglob(".*.tmp"):  # of workers that were killed while they wrote
+        left.unlink(missing_ok=True)
+    return summary
+
+
+def local(scoring: Scoring, units: Sequence[Unit]) -> Iterator[Scored]:
+    """The default engine: one unit after the other, in this process."""
+    scorer = Scorer(scoring)
+    for unit in units:
+        yield scorer.score(unit)
+
+
+# ---- the inputs and the folder of the parts
+
+
+def _inputs(pattern: str) -> dict[Path, Path]:
+    """Input file -> its path below the folder that all of them are in."""
+    if Path(pattern).is_file() or not is_table(pattern):
+        file = existing(Path(pattern))
+        return {file: Path(file.name)}
+    if Path(pattern).is_dir():
+        root, rest = Path(pattern), "*"
+    else:
+        parts = Path(pattern).parts
+        fixed = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+        root, rest = Path(*parts[:fixed]), str(Path(*parts[fixed:]))
+    found = sorted(path for path in root.glob(rest) if path.is_file())
+    if Path(pattern).is_dir():
+        found = [path for path in found if extension(path) in ENDINGS]
+    if not found:
+        raise DataError(f"{pattern}: no such files")
+    return {path: path.relative_to(root) for path in found}
+
+
+def _units(inputs: Mapping[Path, Path], scoring: Scoring, out: Path) -> Iterator[Unit]:
+    targets: dict[Path, Path] = {}
+    for file, below in inputs.items():
+        name = below.name.removesuffix(".gz")
+        target = out / below.with_name(Path(name).stem)
+        if target in targets:
+            raise UsageError(f"{targets[target]} and {file} would be written to the same parts; rename one of them")
+        targets[target] = file
+        if extension(file) != ".parquet" or file.suffix == ".gz":
+            yield Unit(file, target, None)
+            continue
+        for part in range(-(-_parquet_rows(file) // scoring.part_rows)):
+            yield Unit(file, target, part)
+
+
+def _parquet_rows(file: Path) -> int:
+    """How many rows a Parquet file says it has; 1 if it is not readable, so that a worker tells why."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(f'{file} needs pyarrow: pip install "bitfit[parquet]"') from error
+    try:
+        return int(pyarrow.parquet.ParquetFile(file).metadata.num_rows)
+    except (pyarrow.ArrowException, OSError):
+        return 1
+
+
+def _claim(scoring: Scoring, inputs: Mapping[Path, Path], out: Path, force: bool) -> None:
+    """Make the folder ready for the parts of this scoring; refuse one that holds others."""
+    manifest = out / MANIFEST
+    key = _key(scoring)
+    stamps = {str(below): _stamp(file) for file, below in inputs.items()}
+    if out.is_dir() and any(out.iterdir()) and not manifest.is_file():
+        raise UsageError(f"{out}: is not empty and not the folder of an earlier scoring; name another with --out")
+    before = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {"key": None, "files": {}}
+    changed = [name for name, stamp in stamps.items() if before["files"].get(name, stamp) != stamp]
+    same = before["key"] in (None, key) and not changed
+    if not same and not force:
+        what = f"{changed[0]} has changed" if changed else "the deltas or options were others"
+        raise UsageError(f"{out}: holds parts of an earlier scoring ({what}); pass --force to start again")
+    if force:
+        for path in out.rglob("*-[0-9][0-9][0-9][0-9][0-9].*"):
+            path.unlink()
+    if same and not force:
+        stamps = {**before["files"], **stamps}
+    out.mkdir(parents=True, exist_ok=True)
+    files.replace(manifest, json.dumps({"key": key, "files": stamps}, indent=1, sort_keys=True).encode())
+
+
+def _key(scoring: Scoring) -> str:
+    """A digest of what decides the answers."""
+    table = asdict(scoring)
+    del table["delta"]
+    state = hashlib.sha256(json.dumps([__version__, table], sort_keys=True).encode())
+    for path in _delta_files(scoring):
+        state.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return state.hexdigest()
+
+
+def _delta_files(scoring: Scoring) -> list[Path]:
+    path = Path(scoring.delta)
+    found = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not found:
+        raise UsageError(f"{path}: holds no deltas (NAME.safetensors)")
+    if not found[0].is_file():
+        raise DeltaError(f"{path}: no such delta file")
+    return found
+
+
+def _stamp(file: Path) -> list[int]:
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+# ---- the work
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A delta that rows can name."""
+
+    number: int
+    task: Task
+    meta: Meta
+
+
+class Scorer:
+    """A base and deltas, loaded once, that answer the rows of any number of units."""
+
+    def __init__(self, scoring: Scoring) -> None:
+        self.scoring = scoring
+        self.refused: dict[str, str] = {}  # by task: why its delta cannot be used
+        if scoring.task_column is None:
+            predictor = Predictor(scoring.delta, scoring.base, scoring.long, scoring.dtype)
+            self._members = {"": _Member(0, predictor.task, predictor.delta.meta)}
+            self.echo = predictor.task.echo
+            self._answer: Callable[[list[tuple[int, Text]]], Iterable[dict[str, Any]]] = lambda requests: (
+                predictor.answers([text for _, text in requests])
+            )
+        else:
+            mixed, self._members = self._mixed(scoring)
+            self.echo = ()
+            self._answer = mixed.answers
+        self._columns = self._answer_columns()
+
+    def _mixed(self, scoring: Scoring) -> tuple[MixedPredictor, dict[str, _Member]]:
+        deltas: dict[str, Delta] = {}
+        for path in _delta_files(scoring):
+            try:
+                deltas[path.stem] = Delta.load(path)
+            except DeltaError as error:
+                self.refused[path.stem] = str(error)
+        if not deltas:
+            raise DeltaError(f"{scoring.delta}: none of its deltas can be used ({next(iter(self.refused.values()))})")
+        mixed = MixedPredictor(list(deltas.values()), scoring.base, scoring.dtype)
+        members = {}
+        for number, (name, delta) in enumerate(deltas.items()):
+            members[name] = _Member(number, mixed.residents[number].task, delta.meta)
+        return mixed, members
+
+    def _answer_columns(self) -> dict[str, type]:
+        """The columns of answers and what they hold, found by asking every delta once."""
+        columns: dict[str, type] = {}
+        for member in self._members.values():
+            words = member.task.sample_input(member.meta.pairs)
+            text: Text = words[0] if len(words) == 1 else words
+            (answer,) = self._answer([(member.number, text)])
+            for name, value in self._cells(answer).items():
+                kind = type(value)
+                columns[name] = kind if columns.get(name, kind) in (kind, type(None)) else str
+        return columns
+
+    def _cells(self, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """An answer by column: scores have a column per label, unless tasks with many labels are mixed."""
+        flat = dict(answer) if self.scoring.task_column is not None else flat_row(answer)
+        for name, value in flat.items():
+            if isinstance(value, dict | list | tuple):
+                flat[name] = json.dumps(value, ensure_ascii=False)
+        return flat
+
+    def score(self, unit: Unit) -> Scored:
+        """Answer the rows of a unit and write its parts; those that exist are kept."""
+        size, ending = self.scoring.part_rows, self.scoring.ending(unit.file)
+        name = str(unit.file)
+        if unit.part is not None and unit.path(unit.part, ending).is_file():
+            return Scored(name, kept=1)
+        found = Scored(name)
+        try:
+            source = _read(unit, self.scoring)
+            table = _Table(self, Sample.of(DataFile(unit.file, self.scoring.encoding, tolerant=True)))
+            part = unit.part or 0
+            while chunk := list(islice(source, size)):
+                path = unit.path(part, ending)
+                if path.is_file():
+                    found = Scored(name, found.parts, found.kept + 1, found.rows, found.errors)
+                else:
+                    errors = table.write(path, chunk)
+                    found = Scored(name, found.parts + 1, found.kept, found.rows + len(chunk), found.errors + errors)
+                part += 1
+        except (DataError, OSError) as error:
+            return Scored(name, found.parts, found.kept, found.rows, found.errors, str(error))
+        return found
+
+    def answers(self, requests: Sequence[tuple[int, Text] | str]) -> list[dict[str, Any] | str]:
+        """The answer to each request, or why there is none; a text stands for a request that has failed already."""
+        asked = [request for request in requests if not isinstance(request, str)]
+        answered = iter(self._all(asked))
+        return [request if isinstance(request, str) else next(answered) for request in requests]
+
+    def _all(self, requests: list[tuple[int, Text]]) -> list[dict[str, Any] | str]:
+        if not requests:
+            return []
+        try:
+            return list(self._answer(requests))
+        except BitfitError as error:
+            if len(requests) == 1:
+                return [str(error)]
+        return [self._all([request])[0] for request in requests]  # one bad text must not cost the others
+
+
+def _read(unit: Unit, scoring: Scoring) -> Iterator[Row]:
+    """The rows of a unit."""
+    if unit.part is None:
+        return rows(DataFile(unit.file, scoring.encoding, tolerant=True))
+    return _parquet_part(unit.file, unit.part * scoring.part_rows, scoring.part_rows)
+
+
+def _parquet_part(file: Path, start: int, count: int) -> Iterator[Row]:
+    """Some rows of a Parquet file; only the row groups that hold them are read."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.ParquetFile(file)
+        groups, first, place = [], None, 0
+        for group in range(table.num_row_groups):
+            own = table.metadata.row_group(group).num_rows
+            if place + own > start and place < start + count:
+                first = place if first is None else first
+                groups.append(group)
+            place += own
+        line = first or 0
+        for batch in table.iter_batches(batch_size=CHUNK, row_groups=groups):
+            if line + len(batch) > start and line < start + count:
+                for number, values in enumerate(batch.to_pylist(), line):
+                    if start <= number < start + count:
+                        yield Row(number + 1, values)
+            line += len(batch)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{file} is not a readable Parquet file: {error}.") from error
+
+
+class _Table:
+    """One input file: which of its columns each task reads, and the form of its parts."""
+
+    def __init__(self, scorer: Scorer, sample: Sample) -> None:
+        self.scorer = scorer
+        self.sample = sample
+        self.names = sample.names
+        self._found: dict[str, Columns] = {}
+        column = scorer.scoring.task_column
+        if column is not None and column not in self.names:
+            raise DataError(f'{sample.path} has no column "{column}".{suggest(column, self.names)}')
+        if column is None:
+            self._columns("")  # a file without the columns of the delta is refused as a whole
+
+    def write(self, path: Path, chunk: Sequence[Row]) -> int:
+        """Answer the rows of a part and write it, all or nothing; returns how many have no answer."""
+        table = []
+        errors = 0
+        for start in range(0, len(chunk), CHUNK):
+            some = chunk[start : start + CHUNK]
+            for row, answer in zip(some, self.scorer.answers([self._request(row) for row in some]), strict=True):
+                errors += isinstance(answer, str)
+                table.append(self._line(row, answer))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with files.writing(path) as file:
+            if path.suffix == ".parquet":
+                _write_parquet(file, table, self._schema())
+            else:
+                WRITERS[path.suffix](file, table)
+        return errors
+
+    def _line(self, row: Row, answer: dict[str, Any] | str) -> dict[str, Any]:
+        """A row of the part: the input's columns, the answer's and the error."""
+        given = {name: row.values.get(name) for name in self.names}
+        cells: dict[str, Any] = dict.fromkeys(self.scorer._columns)
+        if not isinstance(answer, str):
+            cells |= self.scorer._cells(answer)
+        return beside(given, {**cells, ERROR: answer if isinstance(answer, str) else None}, self.scorer.echo)
+
+    def _schema(self) -> Any:
+        """The types of the parts: those of a Parquet input stay as they are."""
+        import pyarrow
+        import pyarrow.parquet
+
+        kinds = {str: pyarrow.string(), float: pyarrow.float64(), int: pyarrow.int64(), bool: pyarrow.bool_()}
+        given: dict[str, Any] = {}
+        if extension(self.sample.path) == ".parquet":
+            schema = pyarrow.parquet.read_schema(str(self.sample.path))
+            given = {name: schema.field(name).type for name in schema.names}
+        elif extension(self.sample.path) in (".csv", ".tsv"):
+            given = dict.fromkeys(self.names, pyarrow.string())
+        answers = {name: kinds.get(kind, pyarrow.string()) for name, kind in self.scorer._columns.items()}
+        typed = beside(dict.fromkeys(self.names), {**answers, ERROR: pyarrow.string()}, self.scorer.echo)
+        return {name: given.get(name, kind) for name, kind in typed.items()}
+
+    def _request(self, row: Row) -> tuple[int, Text] | str:
+        """The number of the delta and the text that a row asks about, or what is wrong with it."""
+        if isinstance(row.values, Broken):
+            return row.values.message
+        column = self.scorer.scoring.task_column
+        name = "" if column is None else str(row.values.get(column))
+        member = self.scorer._members.get(name)
+        if member is None:
+            why = self.scorer.refused.get(name)
+            return f'no task "{name}"' if why is None else why
+        try:
+            records = Records((row.values,), f"line {row.line}")
+            _, text, pair = next(loading.stream_rows(records, self._columns(name), member.task.kind))
+        except DataError as error:
+            return str(error).partition(": ")[2] or str(error)
+        return member.number, text if pair is None else (text, pair)
+
+    def _columns(self, name: str) -> Columns:
+        if name not in self._found:
+            member, scoring = self.scorer._members[name], self.scorer.scoring
+            given = {"text": scoring.text, "text_pair": scoring.text_pair}
+            self._found[name] = columns_of(member.task, member.meta.columns, self.sample, False, given)
+        return self._found[name]
+
+
+def _write_parquet(file: Any, table: Sequence[Mapping[str, Any]], types: Mapping[str, Any]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {}
+    for name, kind in types.items():
+        columns[name] = pyarrow.array([row[name] for row in table], type=kind)
+    pyarrow.parquet.write_table(pyarrow.table(columns), file)

@@ -1,0 +1,108 @@
+"""Work on a real Ray cluster of several nodes, with workers that are killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bitfit import Predictor, load_base
+from support import delta_of, make_folder, reviews
+
+pytest.importorskip("ray")
+pyarrow = pytest.importorskip("pyarrow")
+import pyarrow.parquet as pq  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]
+MARK = "BITFIT_TEST_MARK"
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """Two nodes of one core each, reachable from this machine only. Its processes carry a mark of this test."""
+    monkeypatch.setenv(MARK, uuid.uuid4().hex)
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(Path(__file__).parent)]))
+    import ray
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes.add_node(num_cpus=1)
+    yield nodes
+    ray.shutdown()
+    nodes.shutdown()
+
+
+def processes(title: str) -> list[int]:
+    """The processes of this test's cluster whose title starts so."""
+    mark = f"{MARK}={os.environ[MARK]}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(title.encode()):
+                if mark in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def kill_when(ready, title: str) -> threading.Thread:
+    """Kill one process of this title as soon as `ready` says so."""
+
+    def wait() -> None:
+        while not ready():
+            time.sleep(0.1)
+        os.kill(random.choice(processes(title)), signal.SIGKILL)
+        killed.append(title)
+
+    killed: list[str] = []
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.killed = killed  # type: ignore[attr-defined]
+    thread.start()
+    return thread
+
+
+def test_a_table_of_many_tasks_is_answered_once_although_a_worker_dies(cluster, tmp_path):
+    from bitfit.prediction.ray_table import ray_engine
+    from bitfit.prediction.table import Scoring, score
+
+    folder = make_folder(tmp_path / "m", "bert")
+    base = load_base(folder)
+    (tmp_path / "deltas").mkdir()
+    (tmp_path / "in").mkdir()
+    names = [f"task{number}" for number in range(50)]
+    for seed, name in enumerate(names):
+        delta_of(base, seed, labels=2 + seed % 3).save(tmp_path / "deltas" / f"{name}.safetensors")
+    draw = random.Random(0)
+    texts = [text for text, _ in reviews(2000)]
+    rows = [{"key": key, "text": draw.choice(texts), "task": draw.choice(names)} for key in range(100_000)]
+    for number in range(4):
+        own = rows[25_000 * number : 25_000 * (number + 1)]
+        pq.write_table(pyarrow.Table.from_pylist(own), tmp_path / "in" / f"{number}.parquet")
+    out = tmp_path / "out"
+    killer = kill_when(lambda: len(list(out.glob("*.parquet"))) >= 2, "ray::MapWorker")
+    engine = ray_engine(cluster.address, 2)
+    found = score(Scoring(str(tmp_path / "deltas"), str(folder), task_column="task"), str(tmp_path / "in"), out, engine)
+    assert killer.killed == ["ray::MapWorker"]
+    assert found.errors == 0
+    assert not found.failures
+    assert not list(out.glob(".*"))
+    answered = pq.read_table(sorted(out.glob("*.parquet"))).to_pylist()
+    assert [row["key"] for row in answered] == list(range(100_000))
+    assert Counter(row["task"] for row in answered) == Counter(row["task"] for row in rows)
+    for name in names:
+        own = [row for row in answered if row["task"] == name]
+        expected = list(Predictor(tmp_path / "deltas" / f"{name}.safetensors", base).answers(r["text"] for r in own))
+        assert [row["score"] for row in own] == pytest.approx([answer["score"] for answer in expected], abs=1e-5)
+        clear = [
+            i for i, answer in enumerate(expected) if sorted(answer["scores"].values())[-2] < answer["score"] - 1e-4
+        ]
+        assert [own[i]["label"] for i in clear] == [expected[i]["label"] for i in clear]
