@@ -21,12 +21,17 @@ TYPES = ("float32", "bfloat16", "float16")
 def measure(delta: str, file: str, base: str | None, text: str | None, dtype: str) -> dict[str, Any]:
     """The labels of a file and what they cost, in this process."""
     import torch
+    from transformers import AutoTokenizer
 
     from bitfit import Delta, Predictor
+    from bitfit.model.base import empty_model, load_config, locate
     from bitfit.prediction.predictor import base_of
 
     torch.set_num_threads(1)
     found = Delta.load(delta)
+    source, _ = locate(base or found.meta.base)
+    AutoTokenizer.from_pretrained(source)  # imports what loading needs, so that the peak is that of the weights
+    empty_model(load_config(source)[0])
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = memory("VmRSS")
     loaded = base_of(found, base, dtype)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from bitfit import Delta, MixedPredictor, Predictor, export, load_base, train
 from bitfit.bank.bank import Bank
 from bitfit.bank.lanes import lane_of_delta, lane_to_train
-from bitfit.cli.main import main
+from bitfit.cli.main import run
 from bitfit.delta.fold import fold
 from bitfit.errors import UsageError
 from bitfit.model.language import select
@@ -194,15 +194,15 @@ def test_a_loaded_base_of_another_type_is_refused(bases, csv_file):
 
 def test_the_commands_take_a_type(folders, csv_file, tmp_path, capsys):
     out, base = str(tmp_path / "d.safetensors"), str(folders("bert"))
-    assert main(["train", str(csv_file), "--base", base, "--dtype", "bfloat16", "--lr", "1e-2", "--epochs", "1",
+    assert run(["train", str(csv_file), "--base", base, "--dtype", "bfloat16", "--lr", "1e-2", "--epochs", "1",
                  "--out", out]) == 0  # fmt: skip
     capsys.readouterr()
-    assert main(["inspect", out, "--json"]) == 0
+    assert run(["inspect", out, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["dtype"] == "bfloat16"
     answers = {}
     for dtype in ("float32", "bfloat16"):
-        assert main(["predict", out, *TEXTS, "--base", base, "--dtype", dtype, "--json"]) == 0
+        assert run(["predict", out, *TEXTS, "--base", base, "--dtype", dtype, "--json"]) == 0
         answers[dtype] = capsys.readouterr().out
-    assert main(["predict", out, *TEXTS, "--base", base, "--json"]) == 0
+    assert run(["predict", out, *TEXTS, "--base", base, "--json"]) == 0
     assert capsys.readouterr().out == answers["bfloat16"] != answers["float32"]
     assert Delta.load(out).meta.dtype == "bfloat16"

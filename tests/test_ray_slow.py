@@ -46,9 +46,9 @@ def processes(title: str) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(title.encode()):
-                if mark in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
+            named = entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(title.encode())
+            if named and mark in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
         except OSError:
             continue
     return found

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from bitfit import Predictor
-from bitfit.cli.main import main
+from bitfit.cli.main import run
 from bitfit.errors import DataError, UsageError
 from bitfit.prediction import table
 from bitfit.prediction.predictor import CHUNK
@@ -26,7 +26,7 @@ def folder(tmp_path, base, folders):
     """A folder `in` of one Parquet file of several parts, one CSV and one JSON lines file; deltas of three tasks."""
     (tmp_path / "deltas").mkdir()
     for seed, name in enumerate(TASKS):
-        delta_of(base, seed, labels=2 + seed, base=base.name).save(tmp_path / "deltas" / f"{name}.safetensors")
+        delta_of(base, seed, labels=2 + seed).save(tmp_path / "deltas" / f"{name}.safetensors")
     (tmp_path / "in").mkdir()
     texts = [text for text, _ in reviews(2 * CHUNK + 60)]
     rows = [{"key": number, "text": text, "task": TASKS[number % 3]} for number, text in enumerate(texts)]
@@ -155,10 +155,10 @@ def test_all_parts_of_a_file_have_one_schema(folder, folders):
 def test_the_command_scores_a_pattern(folder, folders, capsys):
     words = ["predict", str(folder / "deltas"), "--base", str(folders("bert")), "--file", str(folder / "in" / "*"),
              "--task-column", "task", "--out", str(folder / "out"), "--format", "csv"]  # fmt: skip
-    assert main(words) == 0
+    assert run(words) == 0
     assert '2 rows without an answer, see the column "error"' in capsys.readouterr().out
     assert len(list((folder / "out").glob("*.csv"))) == 3
-    assert main([*words, "--json"]) == 0
+    assert run([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kept"] == 3
 
 
@@ -175,5 +175,5 @@ def test_the_command_scores_a_pattern(folder, folders, capsys):
 def test_wrong_words_are_refused(folder, folders, words, message, capsys):
     given = [word.format(**{"in": folder / "in", "tmp": folder}) for word in words]
     delta = str(folder / "deltas" / "mood.safetensors")
-    assert main(["predict", delta, "--base", str(folders("bert")), *given]) in (2, 3)
+    assert run(["predict", delta, "--base", str(folders("bert")), *given]) in (2, 3)
     assert message in capsys.readouterr().err
