@@ -1,4 +1,4 @@
-"""A base in half precision against float32: labels that differ, memory, peak memory while loading, seconds.
+"""A base in half precision against float32: labels that differ, memory, seconds.
 
     python benchmarks/precision.py DELTA DEV_FILE [--base FOLDER] [--text COLUMN]
 
@@ -12,7 +12,6 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 TYPES = ("float32", "bfloat16", "float16")
@@ -21,22 +20,14 @@ TYPES = ("float32", "bfloat16", "float16")
 def measure(delta: str, file: str, base: str | None, text: str | None, dtype: str) -> dict[str, Any]:
     """The labels of a file and what they cost, in this process."""
     import torch
-    from transformers import AutoTokenizer
 
     from bitfit import Delta, Predictor
-    from bitfit.model.base import empty_model, load_config, locate
     from bitfit.prediction.predictor import base_of
 
     torch.set_num_threads(1)
     found = Delta.load(delta)
-    source, _ = locate(base or found.meta.base)
-    AutoTokenizer.from_pretrained(source)  # imports what loading needs, so that the peak is that of the weights
-    empty_model(load_config(source)[0])
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-    before = memory("VmRSS")
     loaded = base_of(found, base, dtype)
     assert loaded.fingerprint == found.meta.fingerprint
-    peak = memory("VmHWM") - before
     predictor = Predictor(found, loaded)
     texts = list(predictor.texts_in(file, text=text))
     list(predictor.answers(texts[:64]))
@@ -45,15 +36,8 @@ def measure(delta: str, file: str, base: str | None, text: str | None, dtype: st
     return {
         "labels": [answer.get("label", answer.get("value")) for answer in answers],
         "bytes": loaded.bytes,
-        "peak": peak,
         "seconds": time.process_time() - began,
     }
-
-
-def memory(key: str) -> int:
-    """A line of /proc/self/status in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith(key + ":")).split()[1])
 
 
 def main() -> None:
@@ -72,13 +56,12 @@ def main() -> None:
         command = [sys.executable, *sys.argv, "--dtype", dtype]
         found[dtype] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     full = found["float32"]
-    print("| base stored in | MB | peak while loading / stored | labels that differ | CPU seconds |")
-    print("|---|---|---|---|---|")
+    print("| base stored in | MB | labels that differ | CPU seconds |")
+    print("|---|---|---|---|")
     for dtype, own in found.items():
         differ = sum(a != b for a, b in zip(own["labels"], full["labels"], strict=True))
         share = f"{differ} of {len(full['labels']):,} ({1 - differ / len(full['labels']):.2%} equal)"
-        ratio = own["peak"] / own["bytes"]
-        print(f"| {dtype} | {own['bytes'] / 1e6:.1f} | {ratio:.2f} | {share} | {own['seconds']:.2f} |")
+        print(f"| {dtype} | {own['bytes'] / 1e6:.1f} | {share} | {own['seconds']:.2f} |")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ def cluster(tmp_path, monkeypatch):
     """Two nodes of one core each, reachable from this machine only. Its processes carry a mark of this test."""
     monkeypatch.setenv(MARK, uuid.uuid4().hex)
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # a busy machine would else leave workers next to nothing
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(Path(__file__).parent)]))
     import ray
     from ray.cluster_utils import Cluster
