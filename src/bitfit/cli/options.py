@@ -163,8 +163,8 @@ def _compare(it: Parser) -> None:
     what.add_argument(
         "--methods",
         metavar="NAMES",
-        help="comma-separated: bitfit, b_m2+b_q, layernorm, lora, adapters, autofreeze, head, full (all of these), "
-        "or selections",
+        help="comma-separated: bitfit, b_m2+b_q, layernorm, lora, adapters, diff-pruning, autofreeze, head, full "
+        "(all of these), or selections",
     )
     for name, text in (
         ("seeds", "seeds of each method (3)"),

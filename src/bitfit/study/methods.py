@@ -20,6 +20,7 @@ METHODS: dict[str, Method] = {
         Method("layernorm", "layernorm", (), family="LayerNorm"),
         Method("lora", "injected", (), inject="lora(W_q + W_v, 8)", family="LoRA"),
         Method("adapters", "injected + layernorm", (), inject="adapter(64)", family="Adapters"),
+        Method("diff-pruning", "diff_pruning(all, 0.5%)", (), family="Diff-Pruning"),
         Method("autofreeze", "bias", (), autofreeze=True, family="AutoFreeze"),
         Method("head", "none", (), family="Frozen"),
         Method("full", "all", (), family="Full"),
