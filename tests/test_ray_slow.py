@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import random
 import signal
@@ -11,10 +13,11 @@ import uuid
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from bitfit import Predictor, load_base
-from support import delta_of, make_folder, reviews
+from bitfit import Plan, Predictor, load_base, train
+from support import delta_of, make_folder, reviews, shared
 
 pytest.importorskip("ray")
 pyarrow = pytest.importorskip("pyarrow")
@@ -107,3 +110,50 @@ def test_a_table_of_many_tasks_is_answered_once_although_a_worker_dies(cluster, 
             i for i, answer in enumerate(expected) if sorted(answer["scores"].values())[-2] < answer["score"] - 1e-4
         ]
         assert [own[i]["label"] for i in clear] == [expected[i]["label"] for i in clear]
+
+
+def same(one, other):
+    """Whether two deltas are equal up to rounding; the gradient of b_k is nothing but rounding."""
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, values in one.tensors.items():
+        if ".key." not in name:
+            np.testing.assert_allclose(values, other.tensors[name], rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_two_workers_train_minilm_as_one_process_does(cluster, tmp_path):
+    from bitfit.training.ray_training import train_on_ray
+
+    with gzip.open(shared() / "data" / "sst2" / "dev.jsonl.gz", "rt") as file:
+        rows = [json.loads(line) for line in file]
+    path = tmp_path / "sst2.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[:500]))
+    plan = Plan(lr=[5e-4, 1e-3], batch=8, epochs=2, threads=1)
+    said: list[str] = []
+    together = train_on_ray(
+        str(path), None, plan, tmp_path / "d.safetensors", say=said.append, address=cluster.address, workers=2
+    )
+    alone = train(path, plan=plan)
+    assert alone.best.history.losses[-1].step >= 100
+    for own, other in zip(alone.trials, together.trials, strict=True):
+        same(own.delta, other.delta)
+    assert any("2 workers summed" in text for text in said)
+
+
+def test_a_training_whose_worker_dies_ends_in_the_same_delta(cluster, tmp_path):
+    from bitfit.training.ray_training import train_on_ray
+
+    folder = make_folder(tmp_path / "m", "bert")
+    path = tmp_path / "reviews.csv"
+    path.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in reviews(640)))
+    plan = Plan(lr=[1e-3, 3e-3], batch=4, epochs=20, threads=1)
+    out = tmp_path / "d.safetensors"
+    killer = kill_when(lambda: list(tmp_path.glob("d.run/*.checkpoint")), "ray::Worker.train")
+    said: list[str] = []
+    options = {"address": cluster.address, "workers": 2, "checkpoint_seconds": 0.2, "say": said.append}
+    together = train_on_ray(str(path), str(folder), plan, out, **options)
+    assert killer.killed
+    assert any("A worker died" in text for text in said)
+    alone = train(path, str(folder), plan=plan)
+    for own, other in zip(alone.trials, together.trials, strict=True):
+        same(own.delta, other.delta)
+    assert not list(tmp_path.glob("d.run/*.checkpoint"))

@@ -181,7 +181,12 @@ class Bank:
             windows = lane_rows.apart
             swapped = model.swapped(self._effective(k))
             shared_rows = sharing_rows(model.encoder, windows.lengths)
-            with _training(model, streams is not None), self._dropout(stream), swapped, shared_rows:
+            with (
+                _training(model, streams is not None),
+                self._dropout(stream, lane_rows.before[0]),
+                swapped,
+                shared_rows,
+            ):
                 out[k] = by_row(model(windows), lane_rows)
         return out
 
@@ -212,12 +217,12 @@ class Bank:
             tensors.update(arrays)
         return tensors
 
-    def _dropout(self, stream: int | None) -> AbstractContextManager[object]:
+    def _dropout(self, stream: int | None, before: int) -> AbstractContextManager[object]:
         if stream is None:
             return nullcontext()
         if self._packed is not None:
-            return Keyed(stream)  # the masks of the packed path, so that the two agree
-        torch.manual_seed(stream)
+            return Keyed(stream, before=before)  # the masks of the packed path, so that the two agree
+        torch.manual_seed(stream + before)  # workers that share a batch draw masks of their own
         return nullcontext()
 
     def _lane_tensors(self, k: int, stacks: Mapping[str, Tensor]) -> LaneTensors:

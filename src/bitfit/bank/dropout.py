@@ -92,13 +92,14 @@ class Keyed(TorchFunctionMode):
     """While it is active, every dropout of a stock model (also inside attention) is keyed by a lane's stream.
 
     Sites are numbered in the order of the forward pass. Inputs are [rows, features], [rows, positions, features] or
-    attention's [rows, heads, queries, keys].
+    attention's [rows, heads, queries, keys]. `before` is the number of the first row.
     """
 
-    def __init__(self, stream: int, site: int = 0) -> None:
+    def __init__(self, stream: int, site: int = 0, before: int = 0) -> None:
         super().__init__()
         self.stream = stream
         self.site = site
+        self.before = before
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -134,7 +135,8 @@ class Keyed(TorchFunctionMode):
     def _keys(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
         positions = 1 if x.dim() == 2 else x.shape[-2]
-        tokens = token_keys(self.stream, np.arange(rows).repeat(positions), np.tile(np.arange(positions), rows))
+        row = self.before + np.arange(rows).repeat(positions)
+        tokens = token_keys(self.stream, row, np.tile(np.arange(positions), rows))
         draws = Draws(tokens, self.site + 1, x.device)
         self.site += 1
         if x.dim() == 4:

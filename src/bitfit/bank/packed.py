@@ -190,7 +190,9 @@ class Packed:
         by_lane = torch.split_with_sizes(states, counts)
         heads = [self._head_tensors(lane) for lane in lanes]
         if streams is not None:  # dropout is seeded by the row in the lane, so each head runs alone
-            return [self._head(*arguments) for arguments in zip(models, heads, by_lane, streams, strict=True)]
+            befores = [own.before[model.pool == "tokens"] for model, own in zip(models, rows, strict=True)]
+            lanes_of = zip(models, heads, by_lane, streams, befores, strict=True)
+            return [self._head(*arguments) for arguments in lanes_of]
         out: dict[int, Tensor] = {}
         for members in _by_model(models):
             outputs = self._heads(models[members[0]], [heads[i] for i in members], [by_lane[i] for i in members])
@@ -247,8 +249,11 @@ class Packed:
         """The tensors of a lane that are not part of the encoder."""
         return {name: tensor for name, tensor in lane.tensors.items() if name not in self.inner}
 
-    def _head(self, model: Model, head: Mapping[str, Tensor], states: Tensor, stream: int | None) -> Tensor:
-        with model.swapped(head), nullcontext() if stream is None else Keyed(stream, self._sites(self.layers)):
+    def _head(
+        self, model: Model, head: Mapping[str, Tensor], states: Tensor, stream: int | None, before: int = 0
+    ) -> Tensor:
+        dropout = nullcontext() if stream is None else Keyed(stream, self._sites(self.layers), before)
+        with model.swapped(head), dropout:
             return model.classify(states)
 
     def _heads(self, model: Model, heads: Sequence[Mapping[str, Tensor]], texts: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -523,7 +528,7 @@ def _names(model: Model) -> dict[tuple[str, int | None], str]:
 def _draws(rows: Sequence[Rows], streams: Sequence[int], sites: int, device: torch.device) -> Draws:
     keys = []
     for lane_rows, stream in zip(rows, streams, strict=True):
-        row = np.repeat(np.arange(len(lane_rows)), lane_rows.lengths)
+        row = np.repeat(lane_rows.before[0] + np.arange(len(lane_rows)), lane_rows.lengths)
         position = np.arange(len(lane_rows.ids)) - np.repeat(lane_rows.starts[:-1], lane_rows.lengths)
         keys.append(token_keys(stream, row, position))
     return Draws(np.concatenate(keys), sites, device)

@@ -47,11 +47,19 @@ def train(args: argparse.Namespace) -> None:
         raise UsageError("--suspects needs the default recipe on one size: remove --recipe, --lr, --epochs and --batch")
     if args.suspects is not None:
         check_output(args.suspects, Path(args.source))
+    if args.address and args.engine != "ray":
+        raise UsageError("--address is for --engine ray")
+    if args.workers and args.engine != "ray":
+        raise UsageError("--workers is for --engine ray")
     start = sweep if several_sizes else fit
     began = time.monotonic()
     with show.training_bar(quiet=args.json) as watch:
         options = {"out": target, "resume": args.resume, "watch": watch, "say": show.note, **_checkpoint_seconds()}
-        run: Any = start(args.source, args.base, plan=plan, **options)
+        run: Any
+        if args.engine == "ray":
+            run = _train_on_ray(args, plan, target)
+        else:
+            run = start(args.source, args.base, plan=plan, **options)
     seconds = time.monotonic() - began
     if args.suspects is not None:
         count = write_rows(args.suspects, map(asdict, run.story.suspects), force=True)
@@ -65,6 +73,15 @@ def train(args: argparse.Namespace) -> None:
         show_json(contracts.training(run, target, seconds))
     else:
         show.run(run, target, seconds, args.base)
+
+
+def _train_on_ray(args: argparse.Namespace, plan: Plan, target: Path) -> Any:
+    from ..training.ray_training import train_on_ray
+    from . import show
+
+    where = {"address": args.address, "workers": args.workers}
+    options: dict[str, Any] = {"resume": args.resume, "say": show.note, **where, **_checkpoint_seconds()}
+    return train_on_ray(args.source, args.base, plan, target, **options)
 
 
 def _checkpoint_seconds() -> dict[str, float]:

@@ -117,6 +117,7 @@ def _train(it: Parser) -> None:
         "--suspects", type=Path, metavar="FILE", help="write rows whose labels look wrong to this CSV file"
     )
     run.add_argument("--resume", action="store_true", help="continue after an interruption")
+    _add_engine(run, "local: in this process; ray: each worker computes its rows of every batch")
     _add_json(run)
 
 

@@ -34,6 +34,7 @@ class Rows:
     known: Known | None = None
     own: Mapping[int, Known] = field(default_factory=dict)  # of lanes with values of their own in their frozen layers
     windows: Array | None = None  # where each window starts, one more than there are; None: every row is one window
+    before: tuple[int, int] = (0, 0)  # windows and tokens of its batch that stand before these, on other workers
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -60,7 +61,7 @@ class Rows:
         """The windows as rows of their own."""
         if self.windows is None:
             return self
-        return Rows(self.ids, self.types, self.windows, self.cut, self.known, self.own)
+        return Rows(self.ids, self.types, self.windows, self.cut, self.known, self.own, before=self.before)
 
     @property
     def window_counts(self) -> Array:
@@ -92,6 +93,13 @@ class Rows:
             known = replace(known, states=known.states[numbers if known.by_text else source])
         starts = _starts(self.lengths[chosen])
         return Rows(self.ids[source], self.types[source], starts, known=known, windows=windows)
+
+    def share(self, part: slice) -> Rows:
+        """Rows of a batch that stand side by side; they remember what stands before them."""
+        chosen = np.arange(len(self))[part]
+        first = int(chosen[0]) if len(chosen) else 0
+        windows = int(self.window_counts[:first].sum())
+        return replace(self.take(chosen), before=(windows, int(self.starts[first])))
 
     def tokens(self, chosen: Array) -> Array:
         """The indices of the tokens of the chosen rows in `ids`."""

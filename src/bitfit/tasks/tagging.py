@@ -90,6 +90,10 @@ class Tagging(Task):
         words = losses.new_zeros(len(rows)).index_add(0, row, (targets != IGNORED).to(losses))
         return totals / words.clamp(min=1)
 
+    def terms(self, targets: Tensor, rows: int) -> int:
+        """The tagged words."""
+        return max(1, int((targets != IGNORED).sum()))
+
     def predictions(self, logits: Array, encoded: Encoded, examples: Examples) -> list[Array]:
         """The number of the most probable tag of each word."""
         return [row.argmax(-1) for row in self.by_word(logits, encoded, examples)]

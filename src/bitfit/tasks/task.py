@@ -195,6 +195,10 @@ class Task(ABC):
             losses.append(self.loss(logits[places], targets[places], rows.take(row)))
         return torch.stack(losses)
 
+    def terms(self, targets: Tensor, rows: int) -> int:
+        """How many terms the loss on so many rows with these targets is the mean of; never 0."""
+        return rows
+
     # ---- scoring
 
     @classmethod

@@ -19,16 +19,18 @@ LANE_TOKENS = 500  # of a lane in a pass at least, so that a lane that is left a
 
 
 def outputs(job: Job, bank: Bank, lanes: Sequence[int], rows: Rows) -> dict[int, Array]:
-    """The outputs of each lane for all rows, in the order of the rows."""
+    """The outputs of each lane for all rows, in the order of the rows; several workers share the batches."""
     out: dict[int, Array] = {}
+    for k in lanes:
+        model = bank.models[k]
+        out[k] = np.zeros((model.output_count(rows), model.outputs), np.float32)
     with torch.inference_mode():
-        for chosen in job.stop.checked(batches(rows, _tokens_per_lane(bank))):
+        for chosen in job.stop.checked(batches(rows, _tokens_per_lane(bank))[job.group.rank :: job.group.size]):
             batches_of = {k: rows.of_lane(k).take(chosen) for k in lanes}
             for k, logits in bank.logits(batches_of).items():
-                model = bank.models[k]
-                if k not in out:
-                    out[k] = np.zeros((model.output_count(rows), logits.shape[1]), np.float32)
-                out[k][model.output_places(rows, chosen)] = logits.cpu().numpy()
+                out[k][bank.models[k].output_places(rows, chosen)] = logits.cpu().numpy()
+    for k in lanes:
+        job.group.merge(out[k])
     return out
 
 

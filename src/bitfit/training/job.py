@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +21,7 @@ from ..model.rows import Rows, by_length
 from ..tasks import Task
 from ..tasks.encode import Encoded, Encoder
 from .compute import pick_device
+from .group import Group
 from .stop import Stop
 
 PREFIX_BYTES = 1 << 30  # memory for the states of frozen layers
@@ -95,6 +96,7 @@ class Job:
     device: torch.device
     named: NamedTask | None = None
     prefix: Prefix | None = None  # whose states lie beside the rows
+    group: Group = field(default_factory=Group)  # the workers that train together
 
     @cached_property
     def tests(self) -> dict[str, Part]:

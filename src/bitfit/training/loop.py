@@ -225,8 +225,9 @@ def fit(
     total = trial.epochs * steps_per_epoch(trial, rows)
     if evaluations is None:
         evaluations = evaluation_steps(trial, rows)
-    step = resume(store, number, runners)
     bank = runners[0].bank
+    job.group.same(bank.values)
+    step = resume(job, store, number, runners)
     try:
         job = job.with_prefix(bank)
         evaluate_lanes(job, runners, step, evaluations, after_evaluation)
@@ -235,10 +236,9 @@ def fit(
             step += 1
             job = job.with_prefix(bank)  # does nothing unless layers were frozen
             running = [runner for runner in runners if runner.status == "running"]
-            losses = lane_losses(job, running, step, drops_out(trial, step, rows))
-            torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+            losses = compute_gradients(job, running, step, drops_out(trial, step, rows))
             for runner, loss in zip(running, losses, strict=True):
-                runner.learn(step, total, float(loss.detach()))
+                runner.learn(step, total, loss)
             evaluate_lanes(job, runners, step, evaluations, after_evaluation)
             watch(number, step, total, runners)
             if store.due():
@@ -259,19 +259,48 @@ def settle(job: Job, runners: list[Runner], number: int, store: Store) -> None:
     checkpoint(store, number, 0, runners)
 
 
+def compute_gradients(job: Job, runners: list[Runner], step: int, dropout: bool) -> list[float]:
+    """Add the gradients of a step to the bank's, summed over all workers; returns each lane's loss."""
+    losses = torch.stack(lane_losses(job, runners, step, dropout))
+    if losses.requires_grad:  # a worker may have no row of a small batch
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+    found = losses.detach()
+    if not job.group.alone:
+        bank, lanes = runners[0].bank, [runner.k for runner in runners]
+        gradients = bank.gradients[lanes]
+        job.group.sum_gradients(gradients, found)
+        bank.gradients[lanes] = gradients
+    return [float(loss) for loss in found]
+
+
 def lane_losses(job: Job, runners: list[Runner], step: int, dropout: bool) -> list[Tensor]:
-    """Each lane's loss on its own batch of this step, with dropout under its own stream."""
+    """Each lane's loss on its own batch of this step, with dropout under its own stream.
+
+    Of several workers each computes its share of the rows; their losses add up to that of the batch.
+    """
     train, bank = job.train, runners[0].bank
     chosen = {runner.k: runner.batch(step, len(train)) for runner in runners}
-    rows = {k: train.rows.of_lane(k).take(numbers) for k, numbers in chosen.items()}
+    parts = {k: job.group.share(len(numbers)) for k, numbers in chosen.items()}
+    rows = {}
+    for k, numbers in chosen.items():
+        if parts[k].stop > parts[k].start:
+            batch = train.rows.of_lane(k).take(numbers)
+            rows[k] = batch if job.group.alone else batch.share(parts[k])
     streams = None
     if dropout:
         streams = {runner.k: stream(runner.trial.seed, step) for runner in runners}
-    logits = bank.logits(rows, streams)
+    logits = bank.logits(rows, streams) if rows else {}
     losses = []
     for k, numbers in chosen.items():
-        targets = train.targets[bank.model.output_places(train.rows, numbers)]
-        losses.append(job.task.loss(logits[k], targets, rows[k]))
+        if k not in rows:
+            losses.append(torch.zeros((), device=job.device))
+            continue
+        targets = train.targets[bank.model.output_places(train.rows, numbers[parts[k]])]
+        loss = job.task.loss(logits[k], targets, rows[k])
+        if not job.group.alone:
+            every = train.targets[bank.model.output_places(train.rows, numbers)]
+            loss = loss * (job.task.terms(targets, len(rows[k])) / job.task.terms(every, len(numbers)))
+        losses.append(loss)
     return losses
 
 
@@ -314,9 +343,9 @@ def checkpoint(store: Store, number: int, step: int, runners: list[Runner]) -> N
     store.save(number, step, tensors, {"lanes": facts})
 
 
-def resume(store: Store, number: int, runners: list[Runner]) -> int:
+def resume(job: Job, store: Store, number: int, runners: list[Runner]) -> int:
     """Restore the lanes of a pass from their last checkpoint; returns its step, 0 if there is none."""
-    found = store.load(number)
+    found = job.group.from_first(lambda: store.load(number))
     if found is None:
         return 0
     step, arrays, facts = found

@@ -39,6 +39,7 @@ from .convex import FOLDS, solved_head, with_values
 from .diff_pruning import Mask, learn_masks
 from .evaluation import score_lanes
 from .explain import Story, sentences
+from .group import Group
 from .history import GatePhase, TrainScore
 from .job import Job, Note, Part, open_job
 from .loop import Runner, Watch, fit, settle
@@ -107,6 +108,24 @@ def train(
     return _train(data, base, plan, size, out, resume, watch or _ignore, say or _ignore, checkpoint_seconds)
 
 
+def train_in_group(
+    group: Group,
+    source: StrPath,
+    base: str | None,
+    plan: Plan,
+    out: str | Path | None,
+    resume: bool,
+    checkpoint_seconds: float = SECONDS,
+) -> Run:
+    """The part of one worker in a training by several; every worker returns the same run."""
+    if isinstance(plan.train_size, Sequence):
+        raise UsageError("several workers train on one size at a time: give one --train-size")
+    if "diff_pruning" in plan.select:
+        raise UsageError("diff_pruning learns its selection in one process: use --engine local")
+    data = source_of_data(source)
+    return _train(data, base, plan, plan.train_size, out, resume, _ignore, _ignore, checkpoint_seconds, group)
+
+
 def sweep(
     source: Data,
     base: Base | str | None = None,
@@ -170,8 +189,12 @@ def _train(
     watch: Watch,
     say: Note,
     checkpoint_seconds: float,
+    group: Group | None = None,
 ) -> Run:
-    """One run of a checked plan at one train size."""
+    """One run of a checked plan at one train size. Of several workers only the first one writes files."""
+    group = group or Group()
+    if group.rank:
+        out = None
     if out is not None:
         inputs = [] if isinstance(source, Dataset | Files) else [Path(source)]
         files.check_target(Path(out), *inputs)
@@ -186,6 +209,7 @@ def _train(
 
     with threads(plan.threads):
         job, trials = prepare(source, base, plan, note, size)
+        job = replace(job, group=group)
         groups = passes(trials, plan.lanes)
         folder = None if out is None else run_folder(out)
         by_recipe = follows_recipe(plan)
@@ -205,6 +229,8 @@ def _train(
                 raise Diverged(f"every trial diverged (rates {rates}): the loss was not a number; try smaller --lr")
             best = tested(job, trained.best)
         assert best.delta is not None
+        if group.steps:
+            note(f"{group.size} workers summed {group.bytes / group.steps / 1000:,.1f} KB per step.")
         if out is not None:
             best.delta.save(out)
             store.clear()
