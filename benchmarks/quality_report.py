@@ -76,7 +76,8 @@ def targets(found: Sequence[Result], by_seed: Sequence[Result]) -> str:
         _seed_spread(by_seed),
         *_calibration(found),
     )
-    lines += [f"| {' | '.join(row)} |" for row in rows]
+    for what, target, measured in rows:
+        lines.append(f"| {what} | {target} | {measured or 'not measured'} |")
     return "\n".join(lines) + "\n"
 
 
@@ -109,7 +110,7 @@ def _hindsight(found: Sequence[Result]) -> Row:
 
 def _few_rows(found: Sequence[Result]) -> Row:
     apart = differences([r for r in found if r["size"] == FEW], "linear")
-    cells = [f"{task} {np.mean(values):+.1f} ({len(values)} draws)" for (task, _), values in apart.items()]
+    cells = [f"{task} {np.mean(values):+.1f} (draws: {len(values)})" for (task, _), values in apart.items()]
     return f"{FEW} rows, against the linear model, each task", "-1 at least, above on average", ", ".join(cells)
 
 
