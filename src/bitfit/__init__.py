@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what `__get
     from .prediction.predictor import Predictor as Predictor
     from .prediction.predictor import evaluate as evaluate
     from .prediction.predictor import predict as predict
+    from .prediction.push import push as push
     from .report.comparison import Comparison as Comparison
     from .report.comparison import compare as compare
     from .serve.client import Client as Client
@@ -46,6 +47,7 @@ _MODULES = {
     "export": "prediction.export",
     "export_peft": "prediction.peft_export",
     "import_peft": "prediction.peft_import",
+    "push": "prediction.push",
     "select": "model.audit",
     "count": "model.audit",
     "Selection": "model.selection",

@@ -285,9 +285,11 @@ def count(args: argparse.Namespace) -> None:
 def inspect(args: argparse.Namespace) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # starting numpy's threads would take longer than the command
     from ..delta.delta import Delta
+    from ..delta.hub import local_path
 
-    delta = Delta.load(args.delta)
-    size = args.delta.stat().st_size
+    path = local_path(args.delta)
+    delta = Delta.load(path)
+    size = path.stat().st_size
     if args.plot is not None:
         from ..report import changemap
 
@@ -332,6 +334,18 @@ def import_(args: argparse.Namespace) -> None:
     else:
         show.delta(found, size)
         show.note(f"wrote {target}; score it with: bitfit evaluate {target} DATA")
+
+
+def push(args: argparse.Namespace) -> None:
+    from ..prediction.push import push as send
+    from . import show
+
+    address = send(args.delta, args.repository, args.private, args.message)
+    if args.json:
+        show_json({"repository": args.repository, "url": address})
+    else:
+        show.out.print(f"pushed {args.delta} to {address}", soft_wrap=True)
+        show.note(f"use it: bitfit predict hf:{args.repository} TEXT")
 
 
 def study(args: argparse.Namespace) -> None:
@@ -393,7 +407,7 @@ def doctor(args: argparse.Namespace) -> None:
 COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     command.__name__.strip("_").replace("_", "-"): command
     for command in (
-        *(demo, train, compare, predict, evaluate, count, inspect, export, import_),
+        *(demo, train, compare, predict, evaluate, count, inspect, export, import_, push),
         *(study, serve, bench_serve, tasks, doctor),
     )
 }

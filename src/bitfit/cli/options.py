@@ -323,6 +323,14 @@ def _import(it: Parser) -> None:
     unsaid.add_argument("--max-length", type=values.positive, metavar="N", help="tokens at which texts are cut (512)")
 
 
+def _push(it: Parser) -> None:
+    _add_delta(it)
+    it.add_argument("repository", metavar="OWNER/NAME", help="the repository; made if there is none")
+    it.add_argument("--private", action="store_true", help="make a new repository a private one")
+    it.add_argument("--message", metavar="TEXT", help="message of the commit")
+    _add_json(it)
+
+
 def _serve(it: Parser) -> None:
     it.usage = "%(prog)s DIR [options]"
     it.add_argument("folder", metavar="DIR", type=Path, help="the folder; NAME.safetensors is the task NAME")
@@ -374,6 +382,7 @@ COMMANDS: dict[str, tuple[str, Any]] = {
     "inspect": ("show what a delta is and which terms it changed most", _inspect),
     "export": ("write a plain transformers folder with the delta merged in, and a model card", _export),
     "import": ("read a LoRA or BEFT folder of PEFT as a delta", _import),
+    "push": ("put a delta and a model card on the Hugging Face hub (token: HF_TOKEN)", _push),
     "study": ("repeat tables and figures of the papers: list, show, run, report", add_study),
     "serve": ("serve a folder of deltas over HTTP (tokens: BITFIT_TOKEN, BITFIT_CHANGE_TOKEN or ..._FILE)", _serve),
     "bench-serve": ("put load on a service; show its throughput and latency", _bench_serve),
@@ -403,7 +412,7 @@ def _add_data(it: Group) -> None:
 
 
 def _add_delta(it: Group) -> None:
-    it.add_argument("delta", metavar="DELTA", type=Path, help="a delta file")
+    it.add_argument("delta", metavar="DELTA", type=Path, help="a delta file, or hf:owner/name[@revision] of the hub")
 
 
 def _add_columns(it: Group, *names: str) -> None:

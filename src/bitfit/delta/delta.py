@@ -18,6 +18,7 @@ from ..arrays import Array, Tensors
 from ..errors import DeltaError
 from ..model.anatomy import HEAD, TERMS
 from . import safefile
+from .hub import local_path
 from .meta import Meta, read_meta
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ class Delta:
 
     @classmethod
     def load(cls, path: str | Path) -> Delta:
-        """Read a file and check everything that can be checked without the base."""
-        tensors, meta = safefile.read(Path(path))
+        """Read a file, or `hf:owner/name` of the hub, and check everything that can be checked without the base."""
+        tensors, meta = safefile.read(local_path(path))
         return cls.checked(tensors, meta, str(path))
 
     @classmethod

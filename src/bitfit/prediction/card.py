@@ -8,8 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..delta.delta import Delta
+from ..delta.meta import ERRORS
 from ..model.base import Base
 from ..tasks import Task
+
+GENERATED = "<!-- written by bitfit push, which replaces it; remove this line to keep the text -->"
+PIPELINES = {
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+}
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,102 @@ with torch.no_grad():
 logits = {task.card_logits}
 ```
 """
+
+
+def hub_card(delta: Delta, repository: str) -> str:
+    """The card of a delta on the hub as Markdown, from what the delta says of itself."""
+    meta = delta.meta
+    task = Task.of_delta(delta)
+    labels = ", ".join(f"`{_plain(label)}`" for label in task.labels)
+    what = task.card.format(texts="text pairs" if meta.pairs else "texts", labels=labels)
+    share = f"{meta.trained:,} of {meta.total:,} parameters ({meta.trained / meta.total:.3%})"
+    injected = "" if meta.inject == "none" else f", injected `{_plain(meta.inject)}`"
+    own = "" if meta.hub_base else ', base="FOLDER"'
+    given = json.dumps(task.sample_input(meta.pairs) if meta.pairs else task.sample_input(False)[0])
+    return f"""---
+{_front_matter(delta, task, repository)}---
+{GENERATED}
+# {_plain(meta.name or meta.task)}: a delta of {_plain(meta.base)}
+
+{what}
+A delta holds the few numbers that differ from a frozen base. This one is for {_base_named(delta)}.
+
+## What was trained
+
+Selection `{_plain(meta.select)}`{injected}, head `{meta.head}`: {share}.
+{_trial(delta)}
+## Scores
+
+{_score_table(delta)}
+## Use
+
+```python
+import bitfit  # pip install bitfit
+
+bitfit.predict("hf:{repository}", [{given}]{own})
+```
+
+or `bitfit predict hf:{repository} {_quoted(task.sample_input(meta.pairs))}{"" if meta.hub_base else " --base FOLDER"}`
+"""
+
+
+def _front_matter(delta: Delta, task: Task, repository: str) -> str:
+    """The metadata that the hub reads. A text in quotation marks of JSON is one in YAML."""
+    meta = delta.meta
+    lines = [] if meta.hub_base is None else [f"base_model: {json.dumps(meta.hub_base)}"]
+    lines.append("library_name: bitfit")
+    pipeline = PIPELINES.get(task.transformers_class)
+    if pipeline:
+        lines.append(f"pipeline_tag: {pipeline}")
+    lines.append(f"tags: {json.dumps(['bitfit', meta.task])}")
+    scores = meta.metrics.get("dev", {})
+    if scores:
+        lines.append(f"metrics: {json.dumps([meta.metric])}")
+        results = [{"type": metric, "value": round(score.value, 6)} for metric, score in scores.items()]
+        name = meta.name or "own data"
+        result = {
+            "task": {"type": pipeline or meta.task},
+            "dataset": {"name": name, "type": re.sub(r"[^A-Za-z0-9_-]", "-", name), "split": "dev"},
+            "metrics": results,
+        }
+        lines.append(f"model-index: {json.dumps([{'name': repository.partition('/')[2], 'results': [result]}])}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _base_named(delta: Delta) -> str:
+    meta = delta.meta
+    if meta.hub_base is not None:
+        return f"[{meta.hub_base}](https://huggingface.co/{meta.hub_base})"
+    return f"the model folder `{_plain(meta.base)}` (fingerprint {meta.fingerprint[:12]}), which you need as well"
+
+
+def _trial(delta: Delta) -> str:
+    trial = delta.meta.trial
+    if trial is None:
+        return ""
+    rows = f"{trial.train_rows:,} rows, " if trial.train_rows else ""
+    return f"{rows}learning rate {trial.lr:g}, batch {trial.batch}, {trial.epochs} epochs, seed {trial.seed}.\n"
+
+
+def _score_table(delta: Delta) -> str:
+    """Every score with its interval as a table."""
+    rows = []
+    for split, scores in delta.meta.metrics.items():
+        for metric, score in scores.items():
+            value, low, high = (_shown(metric, number) for number in (score.value, score.low, score.high))
+            rows.append(f"| {_plain(split)} | {_plain(metric)} | {value} | {low} to {high} |\n")
+    if not rows:
+        return "The delta was not scored.\n"
+    return "| data | metric | score | 95% interval |\n|---|---|---|---|\n" + "".join(rows)
+
+
+def _shown(metric: str, value: float) -> str:
+    """A metric's value: a percentage, or a number in the unit of the labels."""
+    return f"{value:.4g}" if metric in ERRORS else f"{100 * value:.1f}"
+
+
+def _quoted(texts: Sequence[str]) -> str:
+    return " ".join(f'"{text}"' for text in texts)
 
 
 def _score(delta: Delta) -> str:

@@ -1,0 +1,145 @@
+"""Deltas on the Hugging Face hub: `hf:owner/name`, `hf:owner/name@revision`, `hf:owner/name@revision/file.safetensors`.
+
+Nothing here is reached unless a user writes `hf:` or pushes. Messages hold no token and no address of the hub's, which
+may be signed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import BitfitError, DeltaError, ServiceError, UsageError
+
+MARK = "hf:"
+FILE = "delta.safetensors"
+SUFFIX = ".safetensors"
+SECONDS = 10  # until a hub that does not answer counts as unreachable
+REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+_FORM = "write hf:owner/name, hf:owner/name@revision or hf:owner/name/file.safetensors"
+
+
+@dataclass(frozen=True)
+class HubPath:
+    """A delta on the hub."""
+
+    repository: str
+    revision: str | None = None
+    file: str | None = None  # None: delta.safetensors, or the only safetensors file
+
+    def __str__(self) -> str:
+        revision = f"@{self.revision}" if self.revision else ""
+        file = f"/{self.file}" if self.file else ""
+        return f"{MARK}{self.repository}{revision}{file}"
+
+
+def is_hub_path(source: str | os.PathLike[str]) -> bool:
+    """Whether a path means the hub."""
+    return os.fspath(source).startswith(MARK)
+
+
+def parse(text: str) -> HubPath:
+    """The parts of `hf:...`; UsageError if it is not written so."""
+    body, _, revision = text.removeprefix(MARK).partition("@")
+    owner, _, rest = body.partition("/")
+    name, _, file = rest.partition("/")
+    if not file and revision.endswith(SUFFIX):
+        revision, _, file = revision.partition("/")
+    repository = f"{owner}/{name}"
+    proper = REPOSITORY.fullmatch(repository) and ".." not in text
+    if not proper or ("@" in text and not _REVISION.fullmatch(revision)) or (file and not file.endswith(SUFFIX)):
+        raise UsageError(f"{text}: is not a delta on the hub; {_FORM}")
+    return HubPath(repository, revision or None, file or None)
+
+
+def local_path(source: str | os.PathLike[str]) -> Path:
+    """The file of a delta on this machine: downloaded into the hub's cache if the source is `hf:...`."""
+    if not is_hub_path(source):
+        return Path(source)
+    path = parse(os.fspath(source))
+    from huggingface_hub import hf_hub_download
+
+    with hub_errors(str(path)):
+        file = path.file or _find_file(path)
+        found = hf_hub_download(path.repository, file, revision=path.revision, endpoint=endpoint())
+    return Path(found)
+
+
+def _find_file(path: HubPath) -> str:
+    """The name of a repository's delta."""
+    from huggingface_hub import HfApi, constants
+
+    if constants.is_offline_mode():
+        return FILE
+    # One question with a time limit; the listing of a tree is tried again and again for half a minute.
+    info = HfApi(endpoint=endpoint()).model_info(path.repository, revision=path.revision, timeout=SECONDS)
+    names = sorted(file.rfilename for file in info.siblings or () if file.rfilename.endswith(SUFFIX))
+    if FILE in names:
+        return FILE
+    if len(names) != 1:
+        listed = f"; name one of {', '.join(names[:10])} behind a /" if names else ""
+        raise DeltaError(f"{path}: has {len(names) or 'no'} safetensors files and none is called {FILE}{listed}")
+    return names[0]
+
+
+def endpoint() -> str | None:
+    """The address of the hub, if the environment says another than the usual one."""
+    return os.environ.get("HF_ENDPOINT")
+
+
+@contextmanager
+def hub_errors(what: str) -> Iterator[None]:
+    """Turn what goes wrong between us and the hub into one line and the right exit code."""
+    from huggingface_hub import errors
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    shown = not are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    except BitfitError:
+        raise
+    except errors.GatedRepoError as error:
+        raise DeltaError(f"{what}: its owner must grant access first; ask on its page on the hub") from error
+    except errors.RepositoryNotFoundError as error:
+        raise DeltaError(
+            f"{what}: no such repository on the hub, or a private one that the token in HF_TOKEN does not open"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise DeltaError(f"{what}: the repository has no such revision") from error
+    except errors.LocalEntryNotFoundError as error:
+        raise ServiceError(0, f"{what}: the hub cannot be reached, and the file is not in its cache here") from error
+    except errors.EntryNotFoundError as error:
+        raise DeltaError(f"{what}: the repository has no such file") from error
+    except errors.HFValidationError as error:
+        raise UsageError(f"{what}: is not a name that the hub takes; {_FORM}") from error
+    except errors.OfflineModeIsEnabled as error:
+        raise ServiceError(0, f"{what}: HF_HUB_OFFLINE is set, so the hub is not asked; unset it") from error
+    except errors.HfHubHTTPError as error:
+        raise _refused(what, error) from error
+    except Exception as error:  # of the HTTP library, which huggingface_hub has changed more than once
+        network = isinstance(error, OSError) or type(error).__module__.startswith("httpx")
+        said = "the hub cannot be reached" if network else "the hub's answer was not understood"
+        raise ServiceError(0, f"{what}: {said} ({type(error).__name__})") from error
+    finally:
+        if shown:
+            enable_progress_bars()
+
+
+def _refused(what: str, error: Any) -> ServiceError:
+    """The error for a status; only the hub's own short reason is repeated, without tokens."""
+    status = int(error.response.status_code)
+    reason = re.sub(r"hf_\w+|https?://\S+", "...", str(error.server_message or "")).strip()
+    said = f": {' '.join(reason.split())[:200]}" if reason else ""
+    advice = {
+        401: "; the token in HF_TOKEN is not valid",
+        403: "; the token in HF_TOKEN does not allow this",
+        429: "; wait and try again",
+    }.get(status, "")
+    return ServiceError(status, f"{what}: the hub answered {status}{said}{advice}")
