@@ -12,11 +12,12 @@ import yaml
 from huggingface_hub import constants
 
 import bitfit
-from bitfit import Delta, evaluate, predict, push
+from bitfit import Delta, evaluate, export_peft, import_peft, predict, push
 from bitfit.cli.main import run
 from bitfit.delta.hub import HubPath, parse
+from bitfit.delta.peft_folder import WEIGHTS
 from bitfit.errors import DeltaError, ServiceError, UsageError
-from fakehub import TOKEN, FakeHub
+from fakehub import TOKEN, FakeHub, Repository
 from support import delta_of
 
 
@@ -111,6 +112,16 @@ def test_the_only_file_of_a_repository_is_its_delta(hub, delta):
     with pytest.raises(DeltaError, match=r"has 2 safetensors files .* name one of other.safetensors, third"):
         Delta.load("hf:me/model")
     assert Delta.load("hf:me/model/third.safetensors").encode() == delta.encode()
+
+
+def test_an_adapter_of_peft_is_imported_from_the_hub(hub, base, delta, tmp_path):
+    folder = export_peft(delta, base, tmp_path / "peft")
+    hub.repositories["me/adapter"] = Repository()
+    hub.repositories["me/adapter"].commit({path.name: path.read_bytes() for path in folder.iterdir()}, "adapter")
+    assert import_peft("hf:me/adapter", base).labels == delta.labels
+    del hub.repositories["me/adapter"].commits[hub.repositories["me/adapter"].resolve("main")][WEIGHTS]
+    with pytest.raises(DeltaError, match=rf"hf:me/adapter/{WEIGHTS}: the repository has no such file"):
+        import_peft("hf:me/adapter", base)
 
 
 # ---- the card

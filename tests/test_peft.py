@@ -22,6 +22,7 @@ from bitfit.delta.peft_folder import CONFIG, PICKLE, WEIGHTS
 from bitfit.errors import DeltaError, ModelError, UsageError
 from bitfit.model.language import select
 from bitfit.model.task_model import Model
+from bitfit.serve.repository import describe
 from bitfit.tasks import Task
 from bitfit.tasks.encode import Encoder
 from support import ARCHITECTURES, delta_of
@@ -210,6 +211,14 @@ def test_an_imported_delta_is_saved_and_read_like_any_other(base, folders, tmp_p
     assert loaded.meta.score is None
 
 
+def test_an_imported_delta_is_served_without_a_score(base, folders, tmp_path):
+    schemas = pytest.importorskip("bitfit.serve.schemas")
+    adapter(folders("bert"), tmp_path / "peft", lora("bert"))
+    delta = import_peft(tmp_path / "peft", base)
+    shown = schemas.TaskInfo(**describe("imported", delta, 1000))
+    assert (shown.score, shown.interval) == (None, None)
+
+
 def test_a_head_that_the_folder_lacks_comes_from_the_base(folders, tmp_path):
     from bitfit import load_base
 
@@ -301,6 +310,24 @@ def test_a_folder_that_bitfit_wrote_comes_back_with_all_that_the_delta_said(base
     np.testing.assert_allclose(of_bitfit(base, found), of_bitfit(base, delta), atol=1e-5, rtol=0)
     for name in ("labels", "metrics", "max_length", "columns", "fingerprint", "trained"):
         assert getattr(found.meta, name) == getattr(delta.meta, name)
+
+
+def test_what_the_user_says_goes_before_what_the_folder_says(base, tmp_path):
+    folder = export_peft(delta_of(base, 1, 3), base, tmp_path / "out")
+    found = import_peft(folder, base, task="multilabel", labels=["x", "y", "z"], max_length=10)
+    assert (found.meta.task, found.labels, found.meta.max_length) == ("multilabel", ("x", "y", "z"), 10)
+    assert found.meta.score is None
+
+
+def test_metadata_that_contradicts_its_folder_is_an_error(base, tmp_path):
+    folder = export_peft(delta_of(base, 1, 3), base, tmp_path / "out")
+    lie = delta_of(base, 1, 3, kind="tagging").meta
+    save_file(load_file(folder / WEIGHTS), folder / WEIGHTS, {"bitfit": json.dumps(lie.table())})
+    with pytest.raises(UsageError, match="the folder is for classification"):
+        import_peft(folder, base)
+    save_file(load_file(folder / WEIGHTS), folder / WEIGHTS, {"bitfit": "{"})
+    with pytest.raises(DeltaError, match="its bitfit metadata is not JSON"):
+        import_peft(folder, base)
 
 
 @pytest.mark.parametrize(

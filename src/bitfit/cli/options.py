@@ -311,7 +311,10 @@ def _export(it: Parser) -> None:
 
 def _import(it: Parser) -> None:
     it.add_argument(
-        "folder", metavar="DIR", type=Path, help="a PEFT folder: adapter_config.json and adapter_model.safetensors"
+        "folder",
+        metavar="DIR",
+        type=Path,
+        help="a PEFT folder with adapter_model.safetensors, or hf:owner/name of the hub",
     )
     it.add_argument("--out", type=Path, metavar="FILE", help="the delta file (the name of DIR with .safetensors)")
     _add_base(it)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +62,33 @@ def local_path(source: str | os.PathLike[str]) -> Path:
     """The file of a delta on this machine: downloaded into the hub's cache if the source is `hf:...`."""
     if not is_hub_path(source):
         return Path(source)
-    path = parse(os.fspath(source))
+    path = _parsed(source)
+    if path.file is None:
+        with hub_errors(str(path)):
+            path = replace(path, file=_find_file(path))
+    return _download(path)
+
+
+def local_folder(source: str | os.PathLike[str], files: Sequence[str]) -> Path:
+    """A folder on this machine: with these files from the hub if the source is `hf:...`."""
+    if not is_hub_path(source):
+        return Path(source)
+    path = _parsed(source)
+    found = [_download(replace(path, file=file)) for file in files]
+    return found[0].parent
+
+
+def _parsed(source: str | os.PathLike[str]) -> HubPath:
+    return parse(os.fspath(source).replace(os.sep, "/"))  # a Path of Windows turns the slashes
+
+
+def _download(path: HubPath) -> Path:
+    """The local copy of a file of the hub."""
     from huggingface_hub import hf_hub_download
 
+    assert path.file is not None
     with hub_errors(str(path)):
-        file = path.file or _find_file(path)
-        found = hf_hub_download(path.repository, file, revision=path.revision, endpoint=endpoint())
-    return Path(found)
+        return Path(hf_hub_download(path.repository, path.file, revision=path.revision, endpoint=endpoint()))
 
 
 def _find_file(path: HubPath) -> str:

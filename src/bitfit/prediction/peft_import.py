@@ -22,6 +22,7 @@ from ..bank.lanes import lane_of_delta
 from ..data.examples import Columns
 from ..delta.change import change_map
 from ..delta.delta import INDEX, VALUE, Delta
+from ..delta.hub import local_folder
 from ..delta.meta import HUB_ID, Meta
 from ..delta.peft_folder import CONFIG, WEIGHTS, PeftFolder, read_folder
 from ..errors import DeltaError, ModelError, UsageError
@@ -53,19 +54,20 @@ def import_peft(
     max_length: int | None = None,
     pairs: bool = False,
 ) -> Delta:
-    """The delta that computes what a PEFT folder computes.
+    """The delta that computes what a PEFT folder, here or `hf:owner/name` on the hub, computes.
 
     A folder says neither the names of its classes nor how texts are read. `labels` names them (else the base's
     configuration does, or they are LABEL_0, LABEL_1, ...), `pairs` says that inputs are two texts, `max_length` where
     texts are cut (512 tokens, or what the base takes). `task` is the kind, if it is not the usual one of the folder's
     task type. A folder that bitfit exported says all of this.
     """
-    adapter = read_folder(Path(folder))
+    adapter = read_folder(local_folder(folder, (CONFIG, WEIGHTS)))
     base = base if isinstance(base, Base) else _base_of(adapter, base)
-    kind = _kind(adapter, task)
+    asked = task or (adapter.origin.task if adapter.origin is not None else None)
+    kind = _kind(adapter, asked)
     names = _Names.of(adapter, base, kind)
     outputs = _outputs(adapter, base, names)
-    found = _task(adapter, base, kind if task or outputs > 1 else "regression", labels, outputs)
+    found = _task(adapter, base, kind if asked or outputs > 1 else "regression", labels, outputs)
     model = Model(base, outputs, "tokens" if found.by_token else "cls")
     if stock_class(base, model, found) is None:
         raise DeltaError(
@@ -158,17 +160,16 @@ def _outputs(adapter: PeftFolder, base: Base, names: _Names) -> int:
 
 def _task(adapter: PeftFolder, base: Base, kind: str, labels: Sequence[str] | None, outputs: int) -> Task:
     origin = adapter.origin
-    if origin is not None:
-        kind = origin.task
     if kind in ("regression", "answering"):
         wanted = 1 if kind == "regression" else 2
         if labels or outputs != wanted:
             raise UsageError(f"{adapter.path}: {kind} has {wanted} outputs and no labels; the folder has {outputs}")
         return Task.of(kind, ())
-    named = tuple(labels or ()) or (origin.labels if origin is not None else _labels_of(base, outputs))
+    known = _labels_of(base, outputs) if origin is None else origin.labels
+    named = tuple(labels or known)
     if len(named) != outputs or len(set(named)) < outputs:
         raise UsageError(f"--labels: name the folder's {outputs} classes, each once and in their order")
-    return Task.of(kind, named, None if origin is None else origin.metric)
+    return Task.of(kind, named)
 
 
 def _labels_of(base: Base, outputs: int) -> tuple[str, ...]:
@@ -356,11 +357,13 @@ def _columns(pairs: bool) -> Columns:
 
 def _with_origin(meta: Meta, origin: Meta, max_length: int | None) -> Meta:
     """The metadata of a folder that bitfit exported: what it says of the delta that it was made from."""
-    kept = ["fingerprint", "name", "positive", "columns", "metric", "metrics", "trial", "trained", "recipe"]
+    kept = ["fingerprint", "name", "columns", "trial", "recipe"]
     if max_length is None:
         kept += ["max_length", "stride"]
+    if (meta.task, meta.labels) == (origin.task, origin.labels):
+        kept += ["positive", "metric", "metrics"]
     said: dict[str, Any] = {name: getattr(origin, name) for name in kept}
-    return replace(meta, **said)
+    return replace(meta, **said, trained=min(origin.trained, meta.total))
 
 
 def _parts(target: Target, module: str) -> list[str]:
