@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 from bitfit import Plan, Predictor, load_base, train
-from support import delta_of, make_folder, reviews, shared
+from bitfit.cli.main import run
+from bitfit.errors import UsageError
+from support import delta_of, make_folder, reviews, shared, write_tasks
 
 pytest.importorskip("ray")
 pyarrow = pytest.importorskip("pyarrow")
@@ -157,3 +159,47 @@ def test_a_training_whose_worker_dies_ends_in_the_same_delta(cluster, tmp_path):
     for own, other in zip(alone.trials, together.trials, strict=True):
         same(own.delta, other.delta)
     assert not list(tmp_path.glob("d.run/*.checkpoint"))
+
+
+def test_a_study_on_bare_nodes_gives_the_results_of_one_machine(cluster, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("BITFIT_CHECKPOINT_SECONDS", "0.2")
+    base = make_folder(tmp_path / "tiny", "bert", num_hidden_layers=4)
+    data = write_tasks(tmp_path / "data", ("sst2", "rte"), rows=24)
+    nodes = [cluster.add_node(num_cpus=1, env_vars={"BITFIT_CACHE": str(tmp_path / f"node{n}")}) for n in range(2)]
+    words = ["study", "run", "bitfit-table3", "--base", str(base), "--data", str(data), "--threads", "1"]
+    words += ["--tasks", "sst2,rte", "--seeds", "2", "--lr", "1e-2", "--epochs", "400", "--method", "BitFit"]
+    assert run([*words, "--results", str(tmp_path / "local")]) == 0
+    disturbed = []
+
+    def disturb() -> None:
+        while not list((tmp_path / "ray").glob("passes/*/*/*/*.checkpoint")):
+            time.sleep(0.1)
+        cluster.remove_node(nodes[0], allow_graceful=False)
+        cluster.add_node(num_cpus=1, env_vars={"BITFIT_CACHE": str(tmp_path / "node2")})
+        disturbed.append(True)
+
+    threading.Thread(target=disturb, daemon=True).start()
+    more = ["--results", str(tmp_path / "ray"), "--engine", "ray", "--address", cluster.address]
+    assert run([*words, *more]) == 0
+    assert disturbed
+    assert outcomes(tmp_path / "ray") == outcomes(tmp_path / "local")
+    logs = list(tmp_path.glob("node*/nodes/*/unpacked"))
+    assert logs
+    assert all(len(log.read_text().splitlines()) == 1 for log in logs)  # base and data came once to each node
+
+
+def outcomes(folder: Path) -> dict[str, dict[str, object]]:
+    """Every result by name, without what it cost."""
+    found = {path.name: json.loads(path.read_text()) for path in (folder / "trials").glob("*.json")}
+    return {name: {k: v for k, v in table.items() if k != "cost"} for name, table in found.items()}
+
+
+def test_a_node_with_another_version_is_refused(monkeypatch):
+    from bitfit.study import shipping
+
+    class Ray:
+        class util:
+            get_node_ip_address = staticmethod(lambda: "10.0.0.7")
+
+    with pytest.raises(UsageError, match=r"node 10\.0\.0\.7 has bitfit .*, the study runs 0\.0\.1"):
+        shipping.unpacked(None, shipping.Shipment("0.0.1", None, None), Ray)
