@@ -175,13 +175,17 @@ def test_a_study_on_bare_nodes_gives_the_results_of_one_machine(cluster, tmp_pat
         while not list((tmp_path / "ray").glob("passes/*/*/*/*.checkpoint")):
             time.sleep(0.1)
         cluster.remove_node(nodes[0], allow_graceful=False)
+        disturbed.append(not ended)
         cluster.add_node(num_cpus=1, env_vars={"BITFIT_CACHE": str(tmp_path / "node2")})
-        disturbed.append(True)
 
-    threading.Thread(target=disturb, daemon=True).start()
+    ended: list[bool] = []
+    thread = threading.Thread(target=disturb)
+    thread.start()
     more = ["--results", str(tmp_path / "ray"), "--engine", "ray", "--address", cluster.address]
     assert run([*words, *more]) == 0
-    assert disturbed
+    ended.append(True)
+    thread.join()
+    assert disturbed == [True]
     assert outcomes(tmp_path / "ray") == outcomes(tmp_path / "local")
     logs = list(tmp_path.glob("node*/nodes/*/unpacked"))
     assert logs
