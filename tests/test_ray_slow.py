@@ -187,7 +187,9 @@ def test_a_study_on_bare_nodes_gives_the_results_of_one_machine(cluster, tmp_pat
     thread.join()
     assert disturbed == [True]
     assert outcomes(tmp_path / "ray") == outcomes(tmp_path / "local")
-    logs = list(tmp_path.glob("node*/nodes/*/unpacked"))
+    logs = list(
+        tmp_path.glob("node[12]/nodes/*/unpacked")
+    )  # not of the node that was killed, perhaps while it unpacked
     assert logs
     assert all(len(log.read_text().splitlines()) == 1 for log in logs)  # base and data came once to each node
 
