@@ -226,17 +226,45 @@ def test_every_page_is_in_the_navigation():
 # ---- the site
 
 
-@pytest.mark.slow
-def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built with every warning as an error."""
+    folder = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     settings = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(words, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    for page in (tmp_path / "site").rglob("*.html"):
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(site):
+    for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert not re.search(r'<(script|img|iframe|source)[^>]* src="(https?:)?//', text), page
         assert not re.search(r'<link[^>]* rel="(stylesheet|preconnect|icon|preload)"[^>]* href="(https?:)?//', text), (
             page
         )
-    for sheet in (tmp_path / "site").rglob("*.css"):
+    for sheet in site.rglob("*.css"):
         assert not re.search(r"(url\(|@import )[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+
+
+@pytest.mark.slow
+def test_the_site_is_searched_in_a_browser_without_a_server_or_a_network(site):
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None and not os.environ.get("BITFIT_NEEDS_CHROMIUM"):
+        pytest.skip("needs Chromium (apt-get install chromium)")
+    from playwright import sync_api as playwright
+
+    asked: list[str] = []
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        tab = browser.new_page()
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.goto((site / "index.html").as_uri())
+        box = tab.locator("input.md-search__input")
+        box.click()
+        box.press_sequentially("magnitude")
+        tab.locator(".md-search-result__item").first.wait_for(timeout=60_000)
+        browser.close()
+    assert not [url for url in asked if url.startswith("http")]
