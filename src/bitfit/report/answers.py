@@ -32,7 +32,9 @@ def answers(texts: Sequence[str], given: Sequence[Answer]) -> Section:
 
 def confusions(labels: Sequence[str], table: Sequence[Sequence[int]], wrong: Sequence[Mapping[str, Any]]) -> Section:
     """How often each class is taken for each, and the mistakes with the largest probability."""
-    counts = [[label, *(f"{count:,}" for count in row)] for label, row in zip(labels, table, strict=True)]
+    counts = []
+    for label, row in zip(labels, table, strict=True):
+        counts.append([label, *map("{:,}".format, row)])
     confused = Grid("True class by answer", ["true class", *labels], counts)
     surest = sorted(wrong, key=lambda row: row["score"], reverse=True)[:MISTAKES]
     rows = [[row["text"], Cell(row["label"], f"true: {row['gold']}"), f"{row['score']:.2f}"] for row in surest]

@@ -31,7 +31,8 @@ def variance_from_rows(pairs: Sequence[tuple[Result, Result]], part: str) -> flo
 
 def score_variance(results: Sequence[Result], part: str) -> float:
     """The variance over test rows of the mean score of trials, in points squared; 0 where rows are not stored."""
-    known = [rows for rows in (result.rows_of(part) for result in results) if rows is not None]
+    stored = [result.rows_of(part) for result in results]
+    known = [rows for rows in stored if rows is not None]
     if not known or len(known) < len(results):
         return 0.0
     metric = results[0].metric

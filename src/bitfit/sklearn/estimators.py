@@ -312,8 +312,7 @@ class BitFitTagger(_Estimator):
         names = tuple(sorted({tag for row in tags for tag in row}))
         if len(names) < 2:
             raise ValueError("there are fewer than two different tags")
-        numbers = {tag: number for number, tag in enumerate(names)}
-        labels = [tuple(numbers[tag] for tag in row) for row in tags]
+        labels = _tag_numbers(tags, names)
         kept = [number for number, words in enumerate(sentences) if words]
         examples = Examples(sentences, None, labels, list(range(len(labels)))).take(kept)
         self._train(examples, names, Columns("tokens", None, "tags"))
@@ -344,8 +343,7 @@ class BitFitTagger(_Estimator):
         # A tag that was not trained on is never predicted, and counts as one that was missed.
         new = sorted({tag for row in tags for tag in row} - set(task.labels))
         task = replace(task, labels=(*task.labels, *new))
-        numbers = {tag: number for number, tag in enumerate(task.labels)}
-        labels = [tuple(numbers[tag] for tag in row) for row in tags]
+        labels = _tag_numbers(tags, task.labels)
         return task.score([row.argmax(-1) for row in probabilities], Examples(sentences, None, labels))
 
     @classmethod
@@ -354,3 +352,9 @@ class BitFitTagger(_Estimator):
         estimator = cls._loaded(path, base)
         estimator.classes_ = np.array(estimator.delta_.labels)
         return estimator
+
+
+def _tag_numbers(tags: Sequence[Sequence[str]], names: Sequence[str]) -> list[tuple[int, ...]]:
+    """The number of each word's tag among the names."""
+    numbers = {tag: number for number, tag in enumerate(names)}
+    return [tuple(map(numbers.__getitem__, row)) for row in tags]

@@ -78,7 +78,7 @@ def sentences_of(X: object) -> list[tuple[str, ...]]:
 
 def tags_of(y: object, sentences: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     """The tags of each sentence, one per word."""
-    rows = [tuple(str(tag) for tag in _rows(tags, "tags")) for tags in _rows(y, "lists of tags")]
+    rows = [tuple(map(str, _rows(tags, "tags"))) for tags in _rows(y, "lists of tags")]
     if len(rows) != len(sentences):
         raise ValueError(f"Found input variables with inconsistent numbers of samples: {[len(sentences), len(rows)]}")
     for number, (words, tags) in enumerate(zip(sentences, rows, strict=True)):
