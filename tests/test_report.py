@@ -316,6 +316,7 @@ DECIDED = {
     ("bitfit-tagging", "tagging-is-equal"),
 }
 OPEN_BECAUSE = {
+    ("bitfit-table1", "competitive-with-sparse-methods"): "four tasks on one base; no dev scores of Adapters",
     ("bitfit-table3", "two-terms-nearly-suffice"): "its mean loss, 1.2 points, is not within one point",
     ("bitfit-table3", "both-terms-are-needed"): "b_m2 alone loses 7 points on RTE and less than 2 elsewhere",
     ("freeze-initbias", "zeroed-biases-depend-on-the-task"): "one base",
