@@ -150,6 +150,7 @@ def test_a_budget_cuts_the_comparison_and_says_so(base, monkeypatch):
     assert any("To fit the budget" in note and "2 instead of 3 seeds" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_by_default_every_method_that_the_base_allows_is_compared(bases):
     quick = {"seeds": 1, "rates": 1, "epochs": 2}
     assert {line.name for line in bitfit.compare(reviews_by_column(), bases("bert"), **quick).lines} == set(METHODS)

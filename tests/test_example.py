@@ -12,6 +12,7 @@ import pytest
 
 from support import make_folder, reviews
 
+pytestmark = pytest.mark.slow  # installs packages; CI runs them
 EXAMPLES = Path(__file__).parents[1] / "examples"
 BOTH_PATHS = """
 import sys

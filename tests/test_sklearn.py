@@ -187,6 +187,7 @@ def _lower(texts):
     return [text.lower() for text in texts]
 
 
+@pytest.mark.slow
 def test_processes_share_the_work(folder, rows):
     one = cross_val_score(BitFitClassifier(folder, **QUICK), *rows, cv=2)
     two = cross_val_score(BitFitClassifier(folder, **QUICK), *rows, cv=2, n_jobs=2)
@@ -291,6 +292,7 @@ def checks():
     return found
 
 
+@pytest.mark.slow  # a minute; CI runs them
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("check", checks())
 def test_the_checks_of_scikit_learn_pass(check, folder):
