@@ -382,6 +382,14 @@ def _answers(source: Source, delta: Any, base: Any, test: list[Record]) -> list[
     return [answer[key] for answer in answers]
 
 
+def full(source: Source, folder: Path, base: Any) -> dict[str, Any]:
+    """Full fine-tuning from a random head: three rates, as many epochs as the default recipe takes for these rows."""
+    from bitfit.training.plan import recipe_epochs  # what an older release lacks
+
+    epochs = recipe_epochs(len(load(folder, "train")))
+    return trained(source, folder, base, recipe="plain", select="all", epochs=epochs)
+
+
 OLD = "025b80b"  # before the recipe: random head, four rates, five epochs
 Method = Callable[[Source, Path, Any], dict[str, Any]]
 
@@ -416,7 +424,7 @@ METHODS: dict[str, Method] = {
     "linear on u, v": _relation,
     "bitfit": _with(),
     "bitfit plain": _with(recipe="plain"),
-    "full, three rates": _with(recipe="plain", select="all"),
+    "full, three rates": full,
     "full, same recipe": _with(select="all"),
     "head alone": _with(select="none"),
     "lora": _with(select="injected", inject="lora(W_q + W_v, 8)"),

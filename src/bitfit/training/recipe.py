@@ -48,7 +48,7 @@ from .outcome import Outcome, Scores, describe
 from .plan import FEW, Trial
 from .resolved import Resolved, passes
 
-VERSION = 1  # raised when the recipe is changed so that its deltas differ; benchmarks record it
+VERSION = 2  # raised when the recipe is changed so that its deltas differ; benchmarks record it
 AVERAGED = 2  # trainings whose values are averaged, with few rows
 START = 10.0  # the penalty that gives the direction a training starts from
 DROPPED_AFTER = 0.4  # of a search of three rates or more, when the worst one ends
