@@ -18,8 +18,8 @@ BINS = 15
 RARE = 0.3  # a class with less than this share of an even share of the rows is rare
 BETTER = 0.01  # what a threshold must gain in macro F1
 HIGHEST = 20.0  # temperatures lie between 1 / HIGHEST and HIGHEST
-# Prior of the temperature's logarithm. Models fine-tuned on few rows are too sure of themselves: the best temperature
-# on test rows was 1.0 to 3.2 in six trainings on 32 and 100 rows (LOG.md), while that of 32 held-out rows is mostly luck.
+# Prior of the temperature's logarithm. Models tuned on few rows are overconfident: in six trainings on 32 and 100 rows
+# the best temperature on test rows was 1.0 to 8, while that of 32 held-out rows is mostly luck (LOG.md).
 PRIOR_MEAN = 0.5
 PRIOR_SPREAD = 0.3
 
@@ -41,8 +41,8 @@ class HeldOut:
     def row_losses(self) -> Array:
         """The loss of each token row at the best temperature."""
         scaled = torch.from_numpy(self.outputs / np.float32(self.temperature))
-        found: Array = self.task.row_losses(scaled, self.part.targets.cpu(), self.part.rows).numpy()
-        return found
+        losses: Array = self.task.row_losses(scaled, self.part.targets.cpu(), self.part.rows).numpy()
+        return losses
 
     def take(self, examples: Array) -> HeldOut:
         """Some of the examples."""
@@ -63,8 +63,8 @@ class HeldOut:
             return rows * self.loss(float(np.exp(log))) + ((log - PRIOR_MEAN) / PRIOR_SPREAD) ** 2 / 2
 
         limit = float(np.log(HIGHEST))
-        found = minimize_scalar(total, bounds=(-limit, limit), method="bounded")
-        return float(np.exp(found.x))
+        best = minimize_scalar(total, bounds=(-limit, limit), method="bounded")
+        return float(np.exp(best.x))
 
     @cached_property
     def threshold(self) -> float:
@@ -90,10 +90,10 @@ class HeldOut:
 
         None for a kind of task whose answers are not probabilities.
         """
-        found = self.task.confidences(self.outputs / np.float32(temperature), self.part.targets.cpu().numpy())
-        if found is None or not len(found[0]):
+        answers = self.task.confidences(self.outputs / np.float32(temperature), self.part.targets.cpu().numpy())
+        if answers is None or not len(answers[0]):
             return None
-        counts, confidence, right = reliability(*found)
+        counts, confidence, right = reliability(*answers)
         return float(np.abs(confidence - right).sum() / counts.sum())
 
     @cached_property

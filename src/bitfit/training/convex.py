@@ -1,4 +1,4 @@
-"""The head solved on the frozen base: the same loss as in training, but with one best solution, found in seconds.
+"""The head solved on the frozen base: the same loss as in training, but with one best solution, which takes seconds.
 
 What the head's last linear layer sees does not change while the base is frozen. So its weights are a convex problem:
 logistic regression for classes, ridge regression for numbers, and the like for the other kinds, by the loss of the
@@ -102,7 +102,7 @@ def head_states(job: Job, part: Part, resolution: Resolution, inject: str, seed:
     """The states of all rows of a part.
 
     A second head of the same form, with one output per input of the last layer and the identity as its weight, gives
-    out what the last layer sees. So every architecture's own path serves, whatever it does before that layer.
+    out what the last layer sees. So the head of every architecture works, whatever it does before that layer.
     """
     model = Model(job.base, job.task.outputs, resolution.pool, inject)
     layer = output_layer(model)
@@ -113,11 +113,11 @@ def head_states(job: Job, part: Part, resolution: Resolution, inject: str, seed:
     values = {name: value for name, value in model.head_start(seed).items() if not name.startswith(layer)}
     values[f"{layer}.weight"] = torch.eye(width)
     bank = Bank(probe, [with_values(lane, values)])
-    found = torch.from_numpy(outputs(job, bank, [0], part.rows)[0])
-    center = found.double().mean(0)
-    scale = float(found.double().std(0).mean()) if len(found) > 1 else 1.0
+    states = torch.from_numpy(outputs(job, bank, [0], part.rows)[0])
+    center = states.double().mean(0)
+    scale = float(states.double().std(0).mean()) if len(states) > 1 else 1.0
     scale = scale if math.isfinite(scale) and scale > 0 else 1.0
-    return States(part, (found - center.float()) / scale, center, scale)
+    return States(part, (states - center.float()) / scale, center, scale)
 
 
 def with_values(lane: Lane, values: dict[str, Tensor]) -> Lane:

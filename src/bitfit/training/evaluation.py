@@ -42,14 +42,14 @@ def _tokens_per_lane(bank: Bank) -> int:
 def batches(rows: Rows, tokens: int) -> list[Array]:
     """All row numbers, longest rows first, in batches of at most so many tokens (one row at least)."""
     order: Array = np.argsort(-rows.lengths, kind="stable")
-    found = []
+    groups = []
     start = 0
     while start < len(order):
         ends = np.cumsum(rows.lengths[order[start:]])
         count = max(1, int(np.searchsorted(ends, tokens, side="right")))
-        found.append(order[start : start + count])
+        groups.append(order[start : start + count])
         start += count
-    return found
+    return groups
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a run says of itself: how well each class is told, what more rows would bring, which labels look wrong."""
+"""What a run reports: scores by class, whether more rows would help, which labels look wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAIRS = 5  # of confused classes that are listed
 SHOWN = 3  # of these in the sentences
 DRAWS = 4  # of half of the rows, for the learning curve
 SURE = 0.6  # the probability of another class from which a label looks wrong
-DOUBTED = 0.2  # the probability of the given class up to which a label looks wrong
+DOUBTED = 0.2  # the probability of the label up to which it looks wrong
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ def confusions(held: HeldOut) -> tuple[Confusion, ...]:
         return ()
     wrong = table.copy()
     np.fill_diagonal(wrong, 0)
-    found = []
-    for place in np.argsort(-wrong, axis=None, kind="stable")[:PAIRS]:
-        true, predicted = np.unravel_index(place, wrong.shape)
+    pairs = []
+    for cell in np.argsort(-wrong, axis=None, kind="stable")[:PAIRS]:
+        true, predicted = np.unravel_index(cell, wrong.shape)
         if wrong[true, predicted]:
             labels = held.task.labels
-            found.append(Confusion(labels[true], labels[predicted], int(wrong[true, predicted])))
-    return tuple(found)
+            pairs.append(Confusion(labels[true], labels[predicted], int(wrong[true, predicted])))
+    return tuple(pairs)
 
 
 def calibration(held: HeldOut) -> Calibration | None:
@@ -138,53 +138,53 @@ def learning_curve(job: Job, states: States, splits: Sequence[Split], solution: 
 
 
 def suspects(held: HeldOut) -> tuple[Suspect, ...]:
-    """Examples whose label a head that has not seen them takes for another; the surest first."""
+    """Examples for which a head that was not trained on them predicts another label; the most doubtful first."""
     task, part = held.task, held.part
     examples = part.examples
     if part.by_token or task.confusion(held.predictions, examples) is None:
         return ()
     outputs = held.outputs / np.float32(held.temperature)
-    found = []
+    doubtful = []
     for number, answer in enumerate(task.answers(outputs, part.encoded, examples)):
         label = task.labels[examples.labels[number]]
-        given = answer["scores"][label]
-        if answer["label"] != label and answer["score"] >= SURE and given <= DOUBTED:
+        probability = answer["scores"][label]
+        if answer["label"] != label and answer["score"] >= SURE and probability <= DOUBTED:
             text = examples.texts[number] + (f" | {examples.pairs[number]}" if examples.pairs else "")
             line = examples.lines[number] if examples.lines else number
-            found.append(Suspect(line, text, label, answer["label"], answer["score"], given))
-    return tuple(sorted(found, key=lambda suspect: suspect.label_probability))
+            doubtful.append(Suspect(line, text, label, answer["label"], answer["score"], probability))
+    return tuple(sorted(doubtful, key=lambda suspect: suspect.label_probability))
 
 
 def sentences(story: Story) -> list[str]:
     """The story in a few sentences."""
     tried = "; ".join(f"{candidate.name}: {100 * candidate.score:.1f}" for candidate in story.candidates)
     chosen = next(candidate.name for candidate in story.candidates if candidate.chosen)
-    told = [f"Tried with {story.how} ({story.metric}): {tried}."]
-    told.append(f"Chosen by the loss on these rows: {chosen}.")
+    lines = [f"Tried with {story.how} ({story.metric}): {tried}."]
+    lines.append(f"Chosen by the loss on these rows: {chosen}.")
     again = f" {story.averaged} times and averaged" if story.averaged > 1 else ""
     expected = f"Expected on new data: {story.metric} {_with_interval(story.expected)}."
-    told.append(f"The delta is trained on {story.rows:,} rows{again}. {expected}")
+    lines.append(f"The delta is trained on {story.rows:,} rows{again}. {expected}")
     if story.calibration is not None:
-        told.append(_of_calibration(story.calibration))
+        lines.append(_of_calibration(story.calibration))
     if story.threshold:
-        told.append(f"A class is rare: {story.threshold:+.2f} is added to the output of the second class.")
+        lines.append(f"A class is rare: {story.threshold:+.2f} is added to the output of the second class.")
     if story.confusions:
         pairs = [f"{pair.label} taken for {pair.taken_for} ({pair.rows})" for pair in story.confusions[:SHOWN]]
-        told.append(f"Most confused: {', '.join(pairs)}.")
+        lines.append(f"Most confused: {', '.join(pairs)}.")
     if story.curve is not None:
-        told.append(_of_curve(story.curve))
+        lines.append(_of_curve(story.curve))
     if story.suspects:
-        told.append(f"{len(story.suspects):,} labels look wrong; --suspects FILE lists them.")
-    return told
+        lines.append(f"{len(story.suspects):,} labels look wrong; --suspects FILE lists them.")
+    return lines
 
 
 def _with_interval(score: Score) -> str:
     return f"{100 * score.value:.1f} ({100 * score.low:.1f} to {100 * score.high:.1f})"
 
 
-def _of_calibration(found: Calibration) -> str:
-    errors = f"calibration error {found.before:.3f} before and {found.after:.3f} after"
-    return f"Probabilities: temperature {found.temperature:.2f}, {errors}."
+def _of_calibration(calibration: Calibration) -> str:
+    errors = f"calibration error {calibration.before:.3f} before and {calibration.after:.3f} after"
+    return f"Probabilities: temperature {calibration.temperature:.2f}, {errors}."
 
 
 def _of_curve(curve: Curve) -> str:

@@ -157,7 +157,7 @@ _FACTS = ("status", "best_step", "evaluated", "pending", "frozen")  # attributes
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # what AdamW keeps for each value
 
 Watch = Callable[[int, int, int, list[Runner]], None]
-"""Is told the number of the pass, the step, the last step and the lanes."""
+"""Called after every step with the number of the pass, the step, the last step and the lanes."""
 
 
 def schedule(kind: str, step: int, total: int) -> float:
@@ -264,13 +264,13 @@ def compute_gradients(job: Job, runners: list[Runner], step: int, dropout: bool)
     losses = torch.stack(lane_losses(job, runners, step, dropout))
     if losses.requires_grad:  # a worker may have no row of a small batch
         losses.sum().backward()  # type: ignore[no-untyped-call]
-    found = losses.detach()
+    values = losses.detach()
     if not job.group.alone:
         bank, lanes = runners[0].bank, [runner.k for runner in runners]
         gradients = bank.gradients[lanes]
-        job.group.sum_gradients(gradients, found)
+        job.group.sum_gradients(gradients, values)
         bank.gradients[lanes] = gradients
-    return [float(loss) for loss in found]
+    return [float(loss) for loss in values]
 
 
 def lane_losses(job: Job, runners: list[Runner], step: int, dropout: bool) -> list[Tensor]:
@@ -318,9 +318,9 @@ def evaluate_lanes(
     if not due:
         return
     dev = job.dev
-    found = outputs(job, due[0].bank, [runner.k for runner in due], dev.rows)
+    by_lane = outputs(job, due[0].bank, [runner.k for runner in due], dev.rows)
     for runner in due:
-        logits = found[runner.k]
+        logits = by_lane[runner.k]
         loss = float(job.task.loss(torch.from_numpy(logits), dev.targets.cpu(), dev.rows))
         if not np.isfinite(logits).all() or not math.isfinite(loss):
             runner.diverge(step)
@@ -345,10 +345,10 @@ def checkpoint(store: Store, number: int, step: int, runners: list[Runner]) -> N
 
 def resume(job: Job, store: Store, number: int, runners: list[Runner]) -> int:
     """Restore the lanes of a pass from their last checkpoint; returns its step, 0 if there is none."""
-    found = job.group.from_first(lambda: store.load(number))
-    if found is None:
+    saved = job.group.from_first(lambda: store.load(number))
+    if saved is None:
         return 0
-    step, arrays, facts = found
+    step, arrays, facts = saved
     for k, (runner, fact) in enumerate(zip(runners, facts["lanes"], strict=True)):
         prefix = f"lane{k}."
         tensors = {}

@@ -123,7 +123,7 @@ def uses_folds(dataset: Dataset, exact: bool) -> bool:
 
 
 class _Recipe:
-    """One run of the recipe. Arrays of numbers hold examples of `whole`, unless they are called rows."""
+    """One run of the recipe. Arrays of numbers hold examples of `examples`, unless they are called rows."""
 
     def __init__(
         self, job: Job, trials: list[Resolved], store: Store, watch: Watch, exact: bool, lanes: int | None
@@ -133,10 +133,10 @@ class _Recipe:
         self.model = Model(job.base, job.task.outputs, first.pool, first.inject)
         self.layer = output_layer(self.model)
         self.passes = 0  # so far
-        self.whole = encode_part(job.task, job.encoder, job.dataset.train + job.dataset.dev, job.device)
-        self.job = replace(job, train=self.whole)
+        self.examples = encode_part(job.task, job.encoder, job.dataset.train + job.dataset.dev, job.device)
+        self.job = replace(job, train=self.examples)
         self.by_fold = uses_folds(job.dataset, exact)
-        self.everything = Split(np.arange(len(self.whole.examples)), np.zeros(0, np.int64))
+        self.everything = Split(np.arange(len(self.examples.examples)), np.zeros(0, np.int64))
         self.splits = self._splits()
         self.held = np.sort(np.concatenate([split.held for split in self.splits]))
         # Held-out rows of the training file are trained on in the end; those of a dev file never.
@@ -147,7 +147,7 @@ class _Recipe:
 
     def _splits(self) -> list[Split]:
         if self.by_fold:
-            return fold_splits(self.whole, self.job.task, self.trials[0].trial.data_seed)
+            return fold_splits(self.examples, self.job.task, self.trials[0].trial.data_seed)
         border = len(self.job.dataset.train)
         return [Split(self.everything.train[:border], self.everything.train[border:])]
 
@@ -156,8 +156,8 @@ class _Recipe:
     def _solve_head(self) -> None:
         """Solve the head on the frozen base, with cross-validation."""
         first = self.trials[0]
-        self.sample = sampled(self.whole)
-        part = self.whole.take(self.sample)
+        self.sample = sampled(self.examples)
+        part = self.examples.take(self.sample)
         self.states = head_states(self.job, part, first.resolution, first.trial.inject, first.trial.seed)
         self.sample_splits = [self._in_sample(split) for split in self.splits]
         self.solution = cross_validated(self.job, self.states, self.sample_splits)
@@ -185,7 +185,7 @@ class _Recipe:
 
     def search(self) -> None:
         """Train every trial on every split and keep what it says of held-out examples."""
-        shape = len(self.whole.targets), self.job.task.outputs
+        shape = len(self.examples.targets), self.job.task.outputs
         self.searched = [Searched(resolved, np.zeros(shape, np.float32)) for resolved in self.trials]
         lanes = []
         for searched in self.searched:
@@ -197,7 +197,7 @@ class _Recipe:
             lanes = lanes[len(group) :]
         for searched in self.searched:
             if searched.status == "done":
-                everywhere = HeldOut(self.job.task, self.whole, searched.outputs)
+                everywhere = HeldOut(self.job.task, self.examples, searched.outputs)
                 searched.held = everywhere.take(self.held)
 
     def _search_pass(self, lanes: Sequence[tuple[Searched, Split]], phase: str) -> None:
@@ -210,16 +210,16 @@ class _Recipe:
                 searched.status = runner.status
                 continue
             searched.values = _added(searched.values, runner, len(self.splits))
-            rows = job.train.rows.take(self.whole.rows_of(split.held))
-            found = outputs(job, runner.bank, [runner.k], rows)[runner.k]
-            searched.outputs[self.whole.outputs_of(split.held)] = found
+            rows = job.train.rows.take(self.examples.rows_of(split.held))
+            by_lane = outputs(job, runner.bank, [runner.k], rows)
+            searched.outputs[self.examples.outputs_of(split.held)] = by_lane[runner.k]
 
     def _train(
         self, group: Sequence[Resolved], splits: Sequence[Split], phase: str, searching: bool = False
     ) -> tuple[list[Runner], Job]:
         """Train a lane for each trial on the examples of its split."""
         lanes = [self._lane(resolved, self._start(split)) for resolved, split in zip(group, splits, strict=True)]
-        rows = [self.whole.rows_of(split.train) for split in splits]
+        rows = [self.examples.rows_of(split.train) for split in splits]
         bank = Bank(self.model, lanes, group[0].trial.prefix_dropout)
         job = self.job.with_prefix(bank)
         runners = [Runner(r.trial, bank, k, rows[k], phase) for k, r in enumerate(group)]
@@ -371,12 +371,12 @@ class _Recipe:
     def _candidates(self, choice: Choice) -> list[Candidate]:
         frozen = self.frozen
         loss = frozen.loss(frozen.temperature)
-        found = [Candidate(FROZEN, None, loss, frozen.calibrated.score, choice.searched is None)]
+        candidates = [Candidate(FROZEN, None, loss, frozen.calibrated.score, choice.searched is None)]
         for searched in self.searched:
             if searched.held is not None:
                 rate, score = searched.trial.lr, searched.held.calibrated.score
-                found.append(Candidate(f"rate {rate:g}", rate, searched.loss, score, searched is choice.searched))
-        return found
+                candidates.append(Candidate(f"rate {rate:g}", rate, searched.loss, score, searched is choice.searched))
+        return candidates
 
     def _how(self) -> str:
         if self.by_fold:
@@ -392,8 +392,9 @@ def _added(mean: Tensor | None, runner: Runner, count: int) -> Tensor:
 
 def _with_calibration(outcome: Outcome, story: Story) -> Outcome:
     assert outcome.delta is not None
-    found = story.calibration
-    errors = None if found is None else (found.before, found.after)
+    errors = None
+    if story.calibration is not None:
+        errors = story.calibration.before, story.calibration.after
     meta = replace(outcome.delta.meta, recipe="default", calibration_errors=errors)
     return replace(outcome, delta=replace(outcome.delta, meta=meta))
 

@@ -383,21 +383,21 @@ def _solved(job: Job, group: list[Resolved], lanes: list[Lane]) -> list[Lane]:
 
 def _with_masks(group: list[Resolved], masks: Sequence[Mask | None], note: Note) -> list[Resolved]:
     """The trials with the entries that their gates kept."""
-    told: set[int] = set()
+    reported: set[int] = set()
     trials = []
     for resolved, mask in zip(group, masks, strict=True):
         if mask is None:
             trials.append(resolved)
             continue
-        if id(mask) not in told:  # trials may share one
-            told.add(id(mask))
-            note(_told(resolved.trial, mask.record))
+        if id(mask) not in reported:  # trials may share one
+            reported.add(id(mask))
+            note(_gates_note(resolved.trial, mask.record))
         resolution = replace(resolved.resolution, selection=mask.selection)
         trials.append(replace(resolved, resolution=resolution))
     return trials
 
 
-def _told(trial: Trial, gates: GatePhase) -> str:
+def _gates_note(trial: Trial, gates: GatePhase) -> str:
     return (
         f"{trial.select}, seed {trial.seed}: after {gates.gate_steps:,} steps {gates.open_share:.2%} of "
         f"{gates.gated:,} gates were open; the {gates.kept:,} largest differences train on."
@@ -441,9 +441,9 @@ def finish(job: Job, model: Model, runners: list[Runner], scored: Mapping[str, P
             runner.flat.copy_(runner.best_values)
     if done:
         for name, part in scored.items():
-            for k, found in score_lanes(job, done[0].bank, [runner.k for runner in done], part).items():
-                scores[k][name] = found.scores
-                predictions[k][name] = found.predictions
+            for k, scored_lane in score_lanes(job, done[0].bank, [runner.k for runner in done], part).items():
+                scores[k][name] = scored_lane.scores
+                predictions[k][name] = scored_lane.predictions
     return [_outcome(job, model, runner, scores[runner.k], predictions[runner.k]) for runner in runners]
 
 
