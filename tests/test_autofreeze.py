@@ -76,8 +76,8 @@ def test_states_go_on_from_those_of_fewer_layers_to_the_same_bits():
     bank.freeze(1, 2)
     onward = bank.with_lane_prefix(first, batches, 1)
     fresh = bank.with_lane_prefix(rows(2), batches, 1)
-    assert np.array_equal(onward.own[1].states, fresh.own[1].states)
-    assert not np.array_equal(onward.own[1].states, first.own[1].states)
+    assert np.array_equal(onward.known_by_lane[1].states, fresh.known_by_lane[1].states)
+    assert not np.array_equal(onward.known_by_lane[1].states, first.known_by_lane[1].states)
 
 
 def test_frozen_layers_have_no_dropout_and_those_above_keep_theirs():

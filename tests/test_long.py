@@ -46,15 +46,15 @@ def test_windows_cover_the_whole_text(base):
     rows = encoder(base, "windows")([" ".join(given)])
     assert len(rows) == 1
     assert rows.window_counts.tolist() == [5]
-    assert rows.apart.lengths.tolist() == [12, 12, 12, 12, 7]
+    assert rows.by_window.lengths.tolist() == [12, 12, 12, 12, 7]
     assert text_of(base, rows.ids) == given
 
 
 def test_windows_share_the_stride(base):
     given = words(20)
     rows = encoder(base, "windows", stride=4)([" ".join(given)])
-    apart = rows.apart
-    first, second = (text_of(base, apart.take(np.array([number])).ids) for number in (0, 1))
+    windows = rows.by_window
+    first, second = (text_of(base, windows.take(np.array([number])).ids) for number in (0, 1))
     assert first[-4:] == second[:4]
 
 
@@ -95,7 +95,7 @@ def test_rows_keep_their_windows_when_they_are_taken_and_joined(base):
     for chosen in ([2, 0], [1], [0, 1, 2]):
         expected = read([texts[number] for number in chosen])
         taken = rows.take(np.array(chosen))
-        assert taken.apart.starts.tolist() == expected.apart.starts.tolist()
+        assert taken.by_window.starts.tolist() == expected.by_window.starts.tolist()
         assert taken.starts.tolist() == expected.starts.tolist()
         assert taken.ids.tolist() == expected.ids.tolist()
     joined = Rows.join([read(texts[1:2]), read(texts[:1])])
@@ -125,7 +125,7 @@ def test_outputs_and_gradients_are_those_of_the_mean_over_windows(bases, archite
     gradients = learn(bank, found)
     for k, rows in batch.items():
         # Independent: each window by itself as the only row of a bank, and the mean written out.
-        windows = rows.apart
+        windows = rows.by_window
         separate = [bank.stock_logits({k: windows.take(np.array([number]))})[k][0] for number in range(len(windows))]
         lengths = windows.lengths.tolist()
         expected = []

@@ -118,8 +118,9 @@ class Bank:
         """The logits of each lane's rows; with `streams`, dropout is on and seeded per lane."""
         if self._packed is None:
             return self.stock_logits(rows, streams)
-        found = self._packed_logits(self._packed, {k: own.apart for k, own in rows.items()}, streams)
-        return {k: by_row(found[k], own) for k, own in rows.items()}
+        windows = {k: lane_rows.by_window for k, lane_rows in rows.items()}
+        outputs = self._packed_logits(self._packed, windows, streams)
+        return {k: by_row(outputs[k], lane_rows) for k, lane_rows in rows.items()}
 
     def _packed_logits(
         self, packed: Packed, rows: Mapping[int, Rows], streams: Mapping[int, int] | None
@@ -140,36 +141,38 @@ class Bank:
         return out
 
     def prefix_bytes(self, rows: Rows, layers: int) -> int:
-        """How much memory the states behind so many layers take; 0 if they cannot be kept."""
+        """The bytes that the outputs of the first `layers` layers take; 0 if they cannot be stored."""
         if self._packed is None or not layers:
             return 0
-        each = self.model.output_count(rows.apart) if layers == self.model.anatomy.layers else len(rows.ids)
-        return each * self.model.base.width * 4
+        after_all = layers == self.model.anatomy.layers
+        states = self.model.output_count(rows.by_window) if after_all else len(rows.ids)
+        return states * self.model.base.width * 4
 
     def with_prefix(self, rows: Rows, batches: Iterable[Array]) -> Rows:
-        """The rows with what the layers that are frozen in every lane make of them, computed in these batches."""
+        """The rows with the outputs of the layers that are frozen in every lane, computed in these batches."""
         if self._packed is None or not self.frozen:
             return rows
         return replace(rows, known=self._prefix(self._packed, rows, batches, self.frozen, None))
 
     def with_lane_prefix(self, rows: Rows, batches: Iterable[Array], k: int) -> Rows:
-        """The rows with what lane k's frozen layers make of them, under its own values."""
+        """The rows with the outputs of lane k's frozen layers, which may hold values that lane k has trained."""
         if self._packed is None or not self.depths[k]:
             return rows
         known = self._prefix(self._packed, rows.of_lane(k), batches, self.depths[k], k)
-        return replace(rows, own={**rows.own, k: known})
+        return replace(rows, known_by_lane={**rows.known_by_lane, k: known})
 
     def _prefix(self, packed: Packed, rows: Rows, batches: Iterable[Array], layers: int, k: int | None) -> Known:
-        """The states behind the first layers of lane k, or of the base."""
+        """The outputs of the first `layers` layers of lane k; without k, of the base."""
         by_text = layers == self.model.anatomy.layers and self.model.pool != "tokens"
-        states = np.empty((len(rows.apart) if by_text else len(rows.ids), self.model.base.width), np.float32)
+        count = len(rows.by_window) if by_text else len(rows.ids)
+        states = np.empty((count, self.model.base.width), np.float32)
         for chosen in batches:
-            batch = rows.take(chosen).apart
+            batch = rows.take(chosen).by_window
             stacks = {} if k is None else self._stacks([k])
             lane = LaneTensors({}, {}) if k is None else self._lane_tensors(k, stacks)
             grafts = [] if k is None else self._graft_groups([k], [len(batch.ids)])
-            found = packed.prefix(batch, layers, lane, stacks, grafts, self.model.pool)
-            states[rows.windows_of(chosen) if by_text else rows.tokens(chosen)] = found.cpu().numpy()
+            outputs = packed.prefix(batch, layers, lane, stacks, grafts, self.model.pool)
+            states[rows.windows_of(chosen) if by_text else rows.tokens(chosen)] = outputs.cpu().numpy()
         return Known(layers, by_text, states)
 
     def stock_logits(self, rows: Mapping[int, Rows], streams: Mapping[int, int] | None = None) -> dict[int, Tensor]:
@@ -178,7 +181,7 @@ class Bank:
         for k, lane_rows in rows.items():
             stream = None if streams is None else streams[k]
             model = self.models[k]
-            windows = lane_rows.apart
+            windows = lane_rows.by_window
             swapped = model.swapped(self._effective(k))
             shared_rows = sharing_rows(model.encoder, windows.lengths)
             with (
@@ -222,7 +225,7 @@ class Bank:
             return nullcontext()
         if self._packed is not None:
             return Keyed(stream, before=before)  # the masks of the packed path, so that the two agree
-        torch.manual_seed(stream + before)  # workers that share a batch draw masks of their own
+        torch.manual_seed(stream + before)  # workers that share a batch draw different masks
         return nullcontext()
 
     def _lane_tensors(self, k: int, stacks: Mapping[str, Tensor]) -> LaneTensors:
@@ -291,9 +294,9 @@ class Bank:
         return self._leaves[k, number]
 
     def _passes(self, rows: Mapping[int, Rows]) -> Iterator[list[int]]:
-        """The lanes in turn; those of a pass have the same layers frozen."""
+        """The lanes of each pass: they have the same number of frozen layers."""
         for depth in sorted({self.depths[k] for k in rows}):
-            yield from _passes({k: own for k, own in rows.items() if self.depths[k] == depth})
+            yield from _passes({k: lane_rows for k, lane_rows in rows.items() if self.depths[k] == depth})
 
     def _graft_groups(self, lanes: list[int], tokens: Sequence[int]) -> list[GraftGroup]:
         """The grafts of some lanes; those of lanes with equal layouts and similar numbers of tokens are stacked."""
@@ -333,7 +336,7 @@ def by_row(outputs: Tensor, rows: Rows) -> Tensor:
     """The outputs of each row from those of its windows: their mean, each with the weight of its tokens."""
     if rows.windows is None:
         return outputs
-    lengths = rows.apart.lengths
+    lengths = rows.by_window.lengths
     row = np.repeat(np.arange(len(rows)), rows.window_counts)
     weights = torch.from_numpy((lengths / rows.lengths[row]).astype(np.float32)).to(outputs.device)
     numbers = torch.from_numpy(row).to(outputs.device)

@@ -20,7 +20,7 @@ from ..model.task_model import Model, fresh
 
 @dataclass(frozen=True)
 class Slot:
-    """The part of a lane's row that holds entries of one tensor."""
+    """The slice of a lane's row of values that holds entries of one tensor."""
 
     name: str
     index: Tensor | None  # flat entries of the tensor; None: all of it
@@ -111,9 +111,12 @@ def lane_of_delta(model: Model, delta: Delta) -> Lane:
         known = name in model.base.parameters or name in model.base.target.lacking
         shape = tuple(model.stored(name).shape) if known else values.shape
         entries.append(Entries(name, index, shape, torch.from_numpy(np.array(values)).reshape(-1)))
-    lacking = set(model.head) - set(delta.tensors)
-    if lacking or set(delta.head) - set(model.head):
-        raise DeltaError(f"the delta's head does not fit its task ({', '.join(sorted(lacking)) or 'unknown tensors'})")
+    missing = sorted(set(model.head) - set(delta.tensors))
+    unknown = sorted(set(delta.head) - set(model.head))
+    if missing:
+        raise DeltaError(f"the delta's head does not fit its task: {', '.join(missing)} is missing")
+    if unknown:
+        raise DeltaError(f"the delta's head does not fit its task: it has {', '.join(unknown)}, which the task lacks")
     for name, values in sorted(delta.head.items()):
         if tuple(values.shape) != model.head[name]:
             raise DeltaError(f"the delta's {name} has shape {values.shape}, its task needs {model.head[name]}")

@@ -9,8 +9,9 @@ benchmarks/autograd_layer.py on a quiet machine, the same layer under autograd t
     BERT-base, 1            1.03x            1.58x
     BERT-base, 4            1.11x            1.34x
 
-The forward of each part (linear layers, a LayerNorm, attention) appends the tensors that its backward needs to a tape.
-The backward takes them from the end of the tape and stores gradients by tensor.
+The forward of each component (linear layers, a LayerNorm, attention) appends the tensors that its backward needs to a
+tape. The backward takes them from the end of the tape and stores the gradients of parameters by tensor. In a backward,
+`above` is the gradient of the outputs and `below` that of the inputs.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ class Norm:
 
     def forward(self, x: Tensor, keep: Keep) -> Tensor:
         """The normalised rows."""
-        # The kernel takes vectors of all lanes. Vectors per lane, and a bias that follows a gamma per lane, come after.
+        # The kernel takes a gamma and a bias that all lanes share. Vectors per lane are applied afterwards, and so is a
+        # shared bias after a gamma per lane.
         shared_gamma = self.gamma.dim() == 1
         shared_bias = self.bias.dim() == 1
         gamma = self.gamma if shared_gamma else None
@@ -223,7 +225,7 @@ class Attention:
         return _product(q, k.transpose(1, 2), 1 / math.sqrt(q.shape[-1]), self.masks[i]).softmax(-1)
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, i: int, target: Tensor) -> None:
-        """Without dropout, torch's kernel does; a backward computes the probabilities again."""
+        """Write the outputs by torch's kernel, which has no keyed dropout and returns no probabilities."""
         texts = self.groups[i].texts
         mask = self.masks[i]
         if mask is not None:
@@ -234,27 +236,43 @@ class Attention:
     def backward(
         self, above: Tensor, tape: Tape, gradients: Gradients, first_only: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The gradients of `padded` and `queries`."""
+        """The gradients of `padded` and of `queries` (None unless `first_only`)."""
         queries = tape.pop() if first_only else None
         padded = tape.pop()
         below = torch.empty_like(padded)
         d_queries = None if queries is None else torch.empty_like(queries)
-        inputs = self._split(padded, queries, above)
-        d_inputs = self._split(below, d_queries, above)
-        groups = list(enumerate(zip(inputs, d_inputs, strict=True)))
-        for i, ((q, k, v, d_out), (dq, dk, dv, _)) in reversed(groups):  # the tape holds the last group at its end
+        inputs = list(self._split(padded, queries, above))
+        d_inputs = list(self._split(below, d_queries, above))
+        for i in reversed(range(len(self.groups))):  # the tape ends with the last group
+            q, k, v, d_out = inputs[i]
+            dq, dk, dv, _ = d_inputs[i]
             probabilities = self._probabilities(q, k, i) if self.keys is None else tape.pop()
-            bits = self._bits(i)
-            dv.baddbmm_(self._dropped(probabilities, bits).transpose(1, 2), d_out, beta=0, alpha=self._dropout_scale)
-            d_probabilities = self._dropped(_product(d_out, v.transpose(1, 2), self._dropout_scale), bits)
-            d_scores = torch.ops.aten._softmax_backward_data(d_probabilities, probabilities, -1, d_probabilities.dtype)
-            scale = 1 / math.sqrt(q.shape[-1])
-            dk.baddbmm_(d_scores.transpose(1, 2), q, beta=0, alpha=scale)
-            dq.baddbmm_(d_scores, k, beta=0, alpha=scale)
-            mask = self.masks[i]
-            if mask is not None and mask.requires_grad:
-                gradients[id(mask)] = d_scores.sum_to_size(mask.shape)
+            d_scores = self._backward_values(i, probabilities, v, d_out, dv)
+            self._backward_scores(i, d_scores, q, k, dq, dk, gradients)
         return below, d_queries
+
+    def _backward_values(self, i: int, probabilities: Tensor, v: Tensor, d_out: Tensor, dv: Tensor) -> Tensor:
+        """Write the gradient of the values into `dv`; returns that of the scores. out = dropout(softmax(scores)) v."""
+        bits = self._bits(i)
+        dropped = self._dropped(probabilities, bits)
+        dv.baddbmm_(dropped.transpose(1, 2), d_out, beta=0, alpha=self._dropout_scale)
+        del dropped  # a copy of the probabilities, which is not needed beside those that follow
+        d_probabilities = self._dropped(_product(d_out, v.transpose(1, 2), self._dropout_scale), bits)
+        d_scores: Tensor = torch.ops.aten._softmax_backward_data(
+            d_probabilities, probabilities, -1, d_probabilities.dtype
+        )
+        return d_scores
+
+    def _backward_scores(
+        self, i: int, d_scores: Tensor, q: Tensor, k: Tensor, dq: Tensor, dk: Tensor, gradients: Gradients
+    ) -> None:
+        """Write the gradients of queries and keys into `dq` and `dk`. scores = q k' / sqrt(d) + mask."""
+        scale = 1 / math.sqrt(q.shape[-1])
+        dk.baddbmm_(d_scores.transpose(1, 2), q, beta=0, alpha=scale)
+        dq.baddbmm_(d_scores, k, beta=0, alpha=scale)
+        mask = self.masks[i]
+        if mask is not None and mask.requires_grad:  # MPNet's distances train
+            gradients[id(mask)] = d_scores.sum_to_size(mask.shape)
 
     @property
     def _dropout_scale(self) -> float:
@@ -309,15 +327,15 @@ class Layer:
     p: float
 
     @cached_property
-    def parts(self) -> Sequence[Linear | Norm | Attention]:
-        """The parts in the order of the forward; the first two read the layer's input."""
+    def components(self) -> Sequence[Linear | Norm | Attention]:
+        """The components in the order of the forward; `queries` and `qkv` read the layer's input."""
         first = () if self.queries is None else (self.queries,)
         return (*first, self.qkv, self.attention, self.m1, self.LN1, self.m2, self.m3, self.LN2)
 
     @cached_property
     def trained(self) -> list[Tensor]:
         """The tensors of the layer that train."""
-        tensors = chain.from_iterable(part.tensors for part in self.parts)
+        tensors = chain.from_iterable(component.tensors for component in self.components)
         return [tensor for tensor in tensors if tensor.requires_grad]
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -349,31 +367,45 @@ class Layer:
         return self.LN2.forward(h, record)
 
     def backward(self, above: Tensor, tape: Tape, gradients: Gradients, wanted: bool) -> Tensor | None:
-        """The gradient of the input, if wanted; those of tensors go to `gradients`.
+        """The gradient of the layer's input, if wanted, else None; those of tensors go to `gradients`.
 
-        It stops as soon as nothing before a part trains.
+        It goes through the components from the last to the first and returns as soon as nothing before trains.
         """
+        # The residual adds the layer's input to the outputs of m1, so both get this gradient.
         d_residual = self._backward_ffn(above, tape, gradients, wanted)
         if d_residual is None:
             return None
+
         d_attended = torch.empty_like(d_residual) if self._trains_before(self.m1, wanted) else None
         self.m1.backward(_dropped(d_residual, self.keys[0], self.p), tape, gradients, d_attended)
         if d_attended is None:
             return None
-        d_padded, d_queries = self.attention.backward(
-            self._by_head(d_attended), tape, gradients, self.queries is not None
-        )
+
+        first_only = self.queries is not None
+        d_padded, d_queries = self.attention.backward(self._by_head(d_attended), tape, gradients, first_only)
         if not self._trains_before(self.attention, wanted):
             return None
+
         d_qkv = d_padded.index_select(0, self.qkv_heads.give).view(len(self.layout.ids), -1)
-        if self.queries is None or d_queries is None:
-            below = d_residual if wanted else None
-            self.qkv.backward(d_qkv, tape, gradients, below, accumulate=True)
-            return below
-        below = d_residual.new_empty(len(d_qkv), d_residual.shape[1]) if wanted else None
+        if d_queries is not None:
+            return self._backward_first_only(d_qkv, d_queries, d_residual, tape, gradients, wanted)
+        below = d_residual if wanted else None  # the gradient through q, k and v is added to that of the residual
+        self.qkv.backward(d_qkv, tape, gradients, below, accumulate=True)
+        return below
+
+    def _backward_first_only(
+        self, d_qkv: Tensor, d_queries: Tensor, d_first: Tensor, tape: Tape, gradients: Gradients, wanted: bool
+    ) -> Tensor | None:
+        """The gradient of the layer's input, if wanted, where only the first token of each text goes on.
+
+        `d_first` is the gradient of the first tokens by the residual; that by the queries is added to it.
+        """
+        assert self.queries is not None
+        below = d_first.new_empty(len(d_qkv), d_first.shape[1]) if wanted else None
         self.qkv.backward(d_qkv, tape, gradients, below)
-        self.queries.backward(d_queries.index_select(0, self.layout.rank), tape, gradients, d_residual, accumulate=True)
-        return None if below is None else below.index_add_(0, self.layout.first, d_residual)
+        # The attention takes its queries in the order of the groups.
+        self.queries.backward(d_queries.index_select(0, self.layout.rank), tape, gradients, d_first, accumulate=True)
+        return None if below is None else below.index_add_(0, self.layout.first, d_first)
 
     def _by_head(self, d_attended: Tensor) -> Tensor:
         """The gradient of the attention's outputs as the attention takes it: [.., d], padded, head by head."""
@@ -400,11 +432,11 @@ class Layer:
             return None
         return self.LN1.backward(d_middle, tape, gradients, self._trains_before(self.LN1, wanted))
 
-    def _trains_before(self, part: Linear | Norm | Attention, wanted: bool) -> bool:
-        """Whether the gradient of the part's input is needed: the layer's input or a part before this one trains."""
+    def _trains_before(self, component: Linear | Norm | Attention, wanted: bool) -> bool:
+        """Whether the gradient of the component's input is needed: the layer's input, or a component before, trains."""
         if wanted:
             return True
-        before = takewhile(lambda other: other is not part, self.parts)
+        before = takewhile(lambda other: other is not component, self.components)
         tensors = chain.from_iterable(other.tensors for other in before)
         return any(tensor.requires_grad for tensor in tensors)
 

@@ -84,7 +84,8 @@ class Layout:
 
     @classmethod
     def of(cls, rows: Sequence[Rows], typed: bool, padding: int | None, device: torch.device) -> Layout:
-        """The layout of each lane's rows; positions are counted from a padding index on, if there is one."""
+        """The layout of each lane's rows. `padding` is the index of padding tokens in the position embeddings, if the
+        base counts positions from there."""
         lengths = np.concatenate([lane_rows.lengths for lane_rows in rows])
         starts = np.concatenate([[0], np.cumsum(lengths)])
         ids = np.concatenate([lane_rows.ids for lane_rows in rows])
@@ -115,17 +116,24 @@ class Layout:
         device = self.ids.device
         texts = np.array([group.texts for group in self.groups])
         widths = np.array([group.width for group in self.groups])
-        sizes = texts * widths
-        # Of each padded position: its group, the positions in earlier groups, its text and its position in the text.
+        sizes = texts * widths  # padded positions per group
+        columns = vectors * heads  # rows [d] per token: those of the first vector, head by head, then of the second
+
+        # Of each padded position: its group, where the group starts, its text in the group, its position in the text.
         group = np.repeat(np.arange(len(sizes)), sizes)
-        before = (np.cumsum(sizes) - sizes)[group]
-        text, position = np.divmod(np.arange(len(group)) - before, widths[group])
-        vector, head = np.divmod(np.arange(vectors * heads), heads)
-        # [padded positions, vectors * heads]: the index in [vectors, texts * heads, width] of each group
-        index = (vectors * heads * before + text * heads * widths[group] + position)[:, None]
+        start = (np.cumsum(sizes) - sizes)[group]
+        text, position = np.divmod(np.arange(len(group)) - start, widths[group])
+
+        # Of each column: its vector and its head.
+        vector, head = np.divmod(np.arange(columns), heads)
+
+        # A group is [vectors, texts, heads, width] and its first row is columns * start. So the row of a vector is at
+        # ((vector * texts + text) * heads + head) * width + position; first what depends on the position alone.
+        index = (columns * start + text * heads * widths[group] + position)[:, None]
         index = index + heads * sizes[group][:, None] * vector + widths[group][:, None] * head
+
         take = np.empty(index.size, np.int64)
-        take[index] = self.padded_tokens[:, None] * (vectors * heads) + np.arange(vectors * heads)
+        take[index] = self.padded_tokens[:, None] * columns + np.arange(columns)
         give = index[self.padded_positions].reshape(-1)
         return Heads(torch.from_numpy(take).to(device), torch.from_numpy(give).to(device))
 
@@ -148,7 +156,7 @@ def _positions(ids: Array, starts: Array, lengths: Array, padding: int | None) -
 
 
 def _groups(lengths: Array) -> tuple[Array, list[tuple[int, int]]]:
-    """The texts by length, longest first, and (texts, width) of each group of similar length."""
+    """The texts by length, longest first, and (number of texts, width) of each group of similar length."""
     order = np.argsort(-lengths, kind="stable")
     groups: list[tuple[int, int]] = []
     for length in lengths[order].tolist():
@@ -169,14 +177,20 @@ def _members(order: Array, groups: Sequence[tuple[int, int]]) -> list[tuple[Arra
 
 def _padding(starts: Array, lengths: Array, order: Array, groups: Sequence[tuple[int, int]]) -> tuple[Array, Array]:
     """The token in each padded position (padding: its text's first token), and the padded position of each token."""
+    first_tokens = starts[:-1]
+    # In the order of the groups: the padded width of each text, and the padded position where it starts.
     widths = np.repeat([width for _, width in groups], [texts for texts, _ in groups])
-    padded_starts = np.cumsum(widths) - widths  # of the texts in order
+    padded_starts = np.cumsum(widths) - widths
+
+    # From padded positions to tokens: position 0 of a text, its first token, fills the padding.
     position = np.arange(int(widths.sum())) - np.repeat(padded_starts, widths)
     is_token = position < np.repeat(lengths[order], widths)
-    tokens = np.repeat(starts[:-1][order], widths) + np.where(is_token, position, 0)
-    start_of_text = np.empty_like(padded_starts)
-    start_of_text[order] = padded_starts
-    positions = np.repeat(start_of_text - starts[:-1], lengths) + np.arange(starts[-1])
+    tokens = np.repeat(first_tokens[order], widths) + np.where(is_token, position, 0)
+
+    # From tokens to padded positions: the tokens of a text all move by the same distance.
+    padded_start_of_text = np.empty_like(padded_starts)
+    padded_start_of_text[order] = padded_starts
+    positions = np.repeat(padded_start_of_text - first_tokens, lengths) + np.arange(starts[-1])
     return tokens, positions
 
 

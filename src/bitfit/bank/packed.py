@@ -155,7 +155,7 @@ class Packed:
 
     @staticmethod
     def supports(model: Model) -> bool:
-        """Whether this path computes the model: a known architecture that has all tensors of it."""
+        """Whether this path computes the model: its architecture has a packed style, and no tensor is missing."""
         config = model.base.config
         if architecture(config.model_type).packed is None or getattr(config, "is_decoder", False):
             return False
@@ -177,27 +177,62 @@ class Packed:
         """The logits of each lane's rows; with streams, dropout is on above the frozen layers."""
         states = self._known(rows, frozen) if frozen else None
         if states is None or frozen < self.layers:
-            layout = self._layout(rows)
             tensors = BatchTensors(self.originals, lanes, stacks, grafts)
             pools = [model.pool for model in models]
-            if frozen and states is None:
-                states = self._prefix(layout, frozen, tensors, pools)
-            if frozen < self.layers:
-                draws = None if streams is None else _draws(rows, streams, self._sites(self.layers), layout.ids.device)
-                states = _Pass(self, tensors, layout, draws).run(states, frozen, self.layers, pools)
-        assert states is not None
+            states = self._encoded(rows, tensors, streams, pools, frozen, states)
         counts = [model.output_count(lane_rows) for model, lane_rows in zip(models, rows, strict=True)]
         by_lane = torch.split_with_sizes(states, counts)
         heads = [self._head_tensors(lane) for lane in lanes]
-        if streams is not None:  # dropout is seeded by the row in the lane, so each head runs alone
-            befores = [own.before[model.pool == "tokens"] for model, own in zip(models, rows, strict=True)]
-            lanes_of = zip(models, heads, by_lane, streams, befores, strict=True)
-            return [self._head(*arguments) for arguments in lanes_of]
+        if streams is not None:
+            return self._heads_with_dropout(models, heads, by_lane, streams, rows)
+        return self._heads_by_model(models, heads, by_lane)
+
+    def _encoded(
+        self,
+        rows: Sequence[Rows],
+        tensors: BatchTensors,
+        streams: Sequence[int] | None,
+        pools: Sequence[str],
+        frozen: int,
+        states: Tensor | None,
+    ) -> Tensor:
+        """What the lanes' heads read, from the `states` after the frozen layers if they are known, else from the ids.
+
+        The frozen layers are computed without dropout and without a graph.
+        """
+        layout = self._layout(rows)
+        if frozen and states is None:
+            states = self._prefix(layout, frozen, tensors, pools)
+        if states is not None and frozen == self.layers:
+            return states
+        draws = None if streams is None else _draws(rows, streams, self._sites(self.layers), layout.ids.device)
+        return _Pass(self, tensors, layout, draws).run(states, frozen, self.layers, pools)
+
+    def _heads_with_dropout(
+        self,
+        models: Sequence[Model],
+        heads: Sequence[Mapping[str, Tensor]],
+        by_lane: Sequence[Tensor],
+        streams: Sequence[int],
+        rows: Sequence[Rows],
+    ) -> list[Tensor]:
+        """The outputs of each lane's head, one by one: a mask depends on the number of the row in its lane."""
+        outputs = []
+        for model, head, states, stream, lane_rows in zip(models, heads, by_lane, streams, rows, strict=True):
+            windows_before, tokens_before = lane_rows.before
+            before = tokens_before if model.pool == "tokens" else windows_before
+            outputs.append(self._head(model, head, states, stream, before))
+        return outputs
+
+    def _heads_by_model(
+        self, models: Sequence[Model], heads: Sequence[Mapping[str, Tensor]], by_lane: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """The outputs of each lane's head, those of one model in one call."""
         out: dict[int, Tensor] = {}
         for members in _by_model(models):
             outputs = self._heads(models[members[0]], [heads[i] for i in members], [by_lane[i] for i in members])
             out |= zip(members, outputs, strict=True)
-        return [out[i] for i in range(len(rows))]
+        return [out[i] for i in range(len(models))]
 
     def prefix(
         self,
@@ -208,10 +243,8 @@ class Packed:
         grafts: Sequence[GraftGroup],
         pool: str,
     ) -> Tensor:
-        """What the first layers make of a lane's rows: a state per token, or what the head sees if they are all layers.
-
-        Rows that carry the states of fewer layers go on from those.
-        """
+        """The outputs of the first `frozen` layers for a lane's rows: a state per token; after all layers, what the
+        head reads. Rows that carry the outputs of fewer layers are computed from those."""
         tensors = BatchTensors(self.originals, [lane], stacks, grafts)
         known = rows.known
         if known is None or known.layers >= frozen:
@@ -246,7 +279,7 @@ class Packed:
         return 1 + layers * (3 if self.m1_dropout else 2)
 
     def _head_tensors(self, lane: LaneTensors) -> dict[str, Tensor]:
-        """The tensors of a lane that are not part of the encoder."""
+        """The tensors of a lane that belong to its head."""
         return {name: tensor for name, tensor in lane.tensors.items() if name not in self.inner}
 
     def _head(

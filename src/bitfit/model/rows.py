@@ -32,9 +32,9 @@ class Rows:
     starts: Array  # where each row starts in `ids`, and the end of the last row
     cut: int = 0  # how many texts were longer than the maximum length
     known: Known | None = None
-    own: Mapping[int, Known] = field(default_factory=dict)  # of lanes with values of their own in their frozen layers
+    known_by_lane: Mapping[int, Known] = field(default_factory=dict)  # of lanes that trained layers and then froze them
     windows: Array | None = None  # where each window starts, one more than there are; None: every row is one window
-    before: tuple[int, int] = (0, 0)  # windows and tokens of its batch that stand before these, on other workers
+    before: tuple[int, int] = (0, 0)  # windows and tokens of the same batch that come before, on other workers
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -46,22 +46,22 @@ class Rows:
 
     @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
-        """Several sets of rows as one."""
+        """Several sets of rows, one after the other."""
         none = np.zeros(0, np.int64)
         lengths = np.concatenate([none, *(part.lengths for part in parts)])
         ids = np.concatenate([none, *(part.ids for part in parts)])
         types = np.concatenate([none, *(part.types for part in parts)])
         windows = None
         if any(part.windows is not None for part in parts):
-            windows = _starts(np.concatenate([part.apart.lengths for part in parts]))
+            windows = _starts(np.concatenate([part.by_window.lengths for part in parts]))
         return cls(ids, types, _starts(lengths), sum(part.cut for part in parts), windows=windows)
 
     @property
-    def apart(self) -> Rows:
-        """The windows as rows of their own."""
+    def by_window(self) -> Rows:
+        """The same tokens with one row per window."""
         if self.windows is None:
             return self
-        return Rows(self.ids, self.types, self.windows, self.cut, self.known, self.own, before=self.before)
+        return Rows(self.ids, self.types, self.windows, self.cut, self.known, self.known_by_lane, before=self.before)
 
     @property
     def window_counts(self) -> Array:
@@ -78,13 +78,13 @@ class Rows:
         return _ranges((np.cumsum(counts) - counts)[chosen], counts[chosen])
 
     def of_lane(self, k: int) -> Rows:
-        """The rows as lane k takes them: with the states that its own frozen layers make of them, if there are some."""
-        if k not in self.own:
+        """The rows with the outputs of lane k's frozen layers, if there are any for this lane alone."""
+        if k not in self.known_by_lane:
             return self
-        return replace(self, known=self.own[k], own={})
+        return replace(self, known=self.known_by_lane[k], known_by_lane={})
 
     def take(self, chosen: Array) -> Rows:
-        """The chosen rows, in this order; of the states only those that all lanes share."""
+        """The chosen rows, in this order, with the outputs of frozen layers that all lanes share."""
         source = self.tokens(chosen)
         numbers = self.windows_of(chosen)
         windows = None if self.windows is None else _starts(np.diff(self.windows)[numbers])
@@ -94,9 +94,9 @@ class Rows:
         starts = _starts(self.lengths[chosen])
         return Rows(self.ids[source], self.types[source], starts, known=known, windows=windows)
 
-    def share(self, part: slice) -> Rows:
-        """Rows of a batch that stand side by side; they remember what stands before them."""
-        chosen = np.arange(len(self))[part]
+    def share(self, span: slice) -> Rows:
+        """One worker's rows of a batch; they remember how many windows and tokens come before them."""
+        chosen = np.arange(len(self))[span]
         first = int(chosen[0]) if len(chosen) else 0
         windows = int(self.window_counts[:first].sum())
         return replace(self.take(chosen), before=(windows, int(self.starts[first])))
@@ -123,7 +123,7 @@ def by_length(rows: Rows, size: int) -> list[Array]:
 
 
 def in_batches(numbers: Array, counts: Array, size: int) -> list[Array]:
-    """Numbers in batches whose counts add up to at most `size`; a count above it is a batch of its own."""
+    """Numbers in batches whose counts add up to at most `size`; one with a larger count is alone in its batch."""
     batches = []
     start = 0
     while start < len(numbers):
@@ -140,7 +140,7 @@ def _starts(lengths: Array) -> Array:
 
 
 def _ranges(starts: Array, lengths: Array) -> Array:
-    """The numbers from each start on, as many as its length says, end to end."""
+    """The numbers start, start + 1, ... of each start, `length` of them, one range after the other."""
     ends = np.cumsum(lengths)
     numbers: Array = np.repeat(starts - ends + lengths, lengths) + np.arange(lengths.sum())
     return numbers
