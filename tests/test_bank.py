@@ -78,7 +78,7 @@ def test_gradients_equal_autograd_on_the_stock_model(bases, architecture, text):
 
 def stock_gradients(bank, rows):
     """The gradient of every parameter of a plain copy of the model that has the lane's values, by autograd."""
-    whole = copy.deepcopy(bank.model.whole)
+    whole = copy.deepcopy(bank.model.head_model)
     encoder, values = whole.base_model, bank.tensors(0)
     parameters = {}
     for name, parameter in encoder.named_parameters():

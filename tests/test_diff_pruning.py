@@ -232,21 +232,21 @@ def test_it_takes_the_plain_recipe():
 def test_it_counts_what_will_train_and_says_that_training_finds_it(base):
     found = count(base, "diff_pruning(all, 1%)")
     assert found.selection.count == round(0.01 * select(base, "all").count)
-    assert "Training finds the entries" in found.warnings[0]
+    assert "Training determines the entries" in found.warnings[0]
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"select": "bias + diff_pruning(all, 1%)"}, "must be the whole selection at character 8"),
-        ({"select": "random(diff_pruning(all, 1%), 3)"}, "must be the whole selection"),
-        ({"select": "(diff_pruning(all, 1%))@0"}, "must be the whole selection"),
-        ({"select": "random(all, count(diff_pruning(bias, 1%)))"}, "must be the whole selection"),
-        ({"select": "diff_pruning(diff_pruning(all, 9), 3)"}, "must be the whole selection"),
+        ({"select": "bias + diff_pruning(all, 1%)"}, "cannot be combined with other terms at character 8"),
+        ({"select": "random(diff_pruning(all, 1%), 3)"}, "cannot be combined with other terms"),
+        ({"select": "(diff_pruning(all, 1%))@0"}, "cannot be combined with other terms"),
+        ({"select": "random(all, count(diff_pruning(bias, 1%)))"}, "cannot be combined with other terms"),
+        ({"select": "diff_pruning(diff_pruning(all, 9), 3)"}, "cannot be combined with other terms"),
         ({"select": "diff_pruning(all, -3)"}, "expected a whole number"),
         ({"select": "diff_prunning(all, 1%)"}, "Did you mean"),
-        ({"init": "zero(diff_pruning(all, 1%))"}, "gives no start values"),
-        ({"inject": "diff_pruning(b_v, 3)"}, "adds nothing"),
+        ({"init": "zero(diff_pruning(all, 1%))"}, "cannot be used in start values"),
+        ({"inject": "diff_pruning(b_v, 3)"}, "cannot be used in --inject"),
     ],
 )
 def test_a_text_that_makes_no_sense_is_refused_before_anything_is_read(options, told):
@@ -262,7 +262,7 @@ def test_an_amount_that_cannot_be_kept_is_refused(base, csv_file, amount):
 
 
 def test_entries_that_are_not_known_yet_cannot_be_looked_up(base):
-    with pytest.raises(SelectionError, match="training finds its entries"):
+    with pytest.raises(SelectionError, match="training determines the entries"):
         select(base, SELECT)
 
 

@@ -88,7 +88,7 @@ class Patched(torch.nn.Module):
 def written_out(base, bank, batch):
     """Logits and gradients of a model whose modules are replaced by the formulas."""
     model = bank.model
-    whole = copy.deepcopy(model.whole)
+    whole = copy.deepcopy(model.head_model)
     values = {name: torch.from_numpy(value.copy()) for name, value in bank.tensors(0).items()}
     for name, value in values.items():
         if name.startswith("head."):
@@ -314,7 +314,7 @@ def test_adapters_go_nowhere_but_behind_m1_and_m3(base, csv_file):
         ("lora(random(W_q, 3), 2)", "whole matrices"),
         ("lora(none, 2)", "selects no matrix"),
         ("lora(W_zz, 2)", "no term"),
-        ("lora(W_q, 2) + lora(W_q, 3)", "same module"),
+        ("lora(W_q, 2) + lora(W_q, 3)", "only one graft of each kind"),
         ("adapter()", r"write adapter\(WIDTH\)"),
         ("adapter(x)", r"write adapter\(WIDTH\)"),
         ("lorra(W_q, 2)", 'no graft "lorra".* Did you mean "lora"'),
@@ -348,7 +348,7 @@ def test_outputs_and_gradients_are_those_of_pefts_lora(bases):
 
     base = bases("bert")
     bank = bank_of(base, "lora(W_q + W_v, 4, 6)")
-    whole, values = copy.deepcopy(bank.model.whole), bank.tensors(0)
+    whole, values = copy.deepcopy(bank.model.head_model), bank.tensors(0)
     for name, value in values.items():
         if name.startswith("head."):
             owner, _, leaf = name.removeprefix("head.").rpartition(".")
@@ -405,7 +405,7 @@ def test_a_delta_with_grafts_is_served_unfolded(base, csv_file):
     delta = train(csv_file, base, inject="lora(W_v, 2)", select="injected + bias", lr=1e-2, epochs=1).best.delta
     model = Model(base, 2, delta.meta.pool)
     assert serving_form(delta, model) is delta
-    with pytest.raises(UsageError, match="does not fold"):
+    with pytest.raises(UsageError, match="cannot be folded"):
         fold(delta, model)
     assert Predictor(delta, base)
 

@@ -219,8 +219,8 @@ def test_a_bare_configuration_is_counted_too(folders):
         ("qwen2", "b_q", "already"),
         ("llama", "W_q", "W_q is not a bias"),
         ("llama", "all", "only biases"),
-        ("llama", "random(bias, 3)", "whole"),
-        ("llama", "b_pool", "lacks the term"),
+        ("llama", "random(bias, 3)", "with all of its"),
+        ("llama", "b_pool", "does not have the term"),
         ("llama", "b_v@7", "layers"),
     ],
 )

@@ -123,7 +123,7 @@ class TestEveryArchitecture:
             assert torch.equal(model.original(name), value)
             assert not model.original(name).requires_grad
             assert model.original(name).grad is None
-        assert model.whole is not None
+        assert model.head_model is not None
         assert not any(module.training for module in model.modules())
 
 

@@ -1,4 +1,4 @@
-"""Adapters (Houlsby et al. 2019): `adapter(64)` puts a bottleneck of that width behind m1 and m3 of every layer.
+"""Adapters (Houlsby et al. 2019): `adapter(64)` adds a bottleneck of that width after m1 and m3 of every layer.
 
 The bottleneck adds `U f(D h + d) + u` to the output `h` of m1 or m3, before dropout and before the residual is added; f
 is the activation of the base's feed-forward layers. D starts small and random, everything else at zero, so that the
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_PLACES = ("m1", "m3")
+_LINEARS = ("m1", "m3")  # the linear layers whose outputs get a bottleneck, by their names in terms
 _FORMS = {"W_down": "down.weight", "b_down": "down.bias", "W_up": "up.weight", "b_up": "up.bias"}
 _NAME = re.compile(r"(?P<module>.+)\.adapter_(?P<role>(?:down|up)\.(?:weight|bias))")
 _SPREAD = 0.01
@@ -28,32 +28,34 @@ _SPREAD = 0.01
 class Adapter:
     """A bottleneck on the outputs of a module: a linear layer down, an activation, a linear layer up."""
 
-    terms: Sequence[str] = tuple(f"{form}_{place}" for place in _PLACES for form in _FORMS)
+    terms: Sequence[str] = tuple(f"{form}_{linear}" for linear in _LINEARS for form in _FORMS)
     reads_output = True
     packed = True
 
     def insert(self, target: Target, arguments: Sequence[str]) -> Insertion:
-        """A bottleneck behind m1 and m3 of every layer."""
+        """The sites of a bottleneck after m1 and after m3 of every layer."""
         self.check(arguments)
         width = int(arguments[0])
         sites: list[Site] = []
         for site in target.anatomy.sites:
-            place = site.term.removeprefix("W_")
-            if place not in _PLACES or site.term != f"W_{place}" or site.layer is None:
+            linear = site.term.removeprefix("W_")
+            if linear not in _LINEARS or site.term != f"W_{linear}" or site.layer is None:
                 continue
             module = site.name.removesuffix(".weight")
             outputs = target.sizes(site)[1]
             for form, shape in _shapes(width, outputs).items():
                 name = f"{module}.adapter_{_FORMS[form]}"
-                sites.append(Site(f"{form}_{place}", site.layer, name, shape, graft="adapter"))
+                sites.append(Site(f"{form}_{linear}", site.layer, name, shape, graft="adapter"))
         if not sites:
-            raise SelectionError("adapters go behind m1 and m3, and the layers of this base are not known by name.")
+            raise SelectionError(
+                "adapters are added after m1 and m3, which bitfit does not know for this architecture."
+            )
         return Insertion(tuple(sites))
 
     def check(self, arguments: Sequence[str]) -> None:
         """Refuse what is not a width."""
         if len(arguments) != 1 or not arguments[0].isdigit() or not 1 <= int(arguments[0]) <= 1 << 16:
-            raise SelectionError("write adapter(WIDTH) with a whole number from 1, e.g. adapter(64).")
+            raise SelectionError("write adapter(WIDTH) with a whole number from 1 to 65536, e.g. adapter(64).")
 
     def locate(self, name: str) -> tuple[Place, str] | None:
         """Names end in .adapter_down.weight and the like."""
@@ -66,10 +68,10 @@ class Adapter:
         """All four tensors must be present, belong to m1 or m3, and agree in their width."""
         where = f"adapter at {place.module}"
         site = target.matrix(place)
-        if site is None or site.term.removeprefix("W_") not in _PLACES:
+        if site is None or site.term.removeprefix("W_") not in _LINEARS:
             return f"the delta has an {where}, where the base has neither m1 nor m3"
         if set(shapes) != set(_FORMS.values()):
-            return f"the delta's {where} lacks {', '.join(sorted(set(_FORMS.values()) - set(shapes)))}"
+            return f"the delta's {where} must have exactly these tensors: {', '.join(_FORMS.values())}"
         outputs = target.sizes(site)[1]
         width = shapes["down.bias"][0] if shapes["down.bias"] else 0
         expected = {_FORMS[form]: shape for form, shape in _shapes(width, outputs).items()}

@@ -21,7 +21,7 @@ TERMS: tuple[str, ...] = (
     *("b_emb", "g_emb", "W_emb", "b_pool", "W_pool"),
     *("b_other", "g_other", "W_other"),
 )
-"""The terms of a base, in the papers' order. Grafts have terms of their own."""
+"""The terms of a base, in the papers' order. Grafts add further terms."""
 
 PARTS = ("encoder", "embedding", "pooler")
 """The parts of a model that terms are counted under."""
@@ -95,7 +95,7 @@ class Anatomy:
 
     @cached_property
     def missing(self) -> tuple[str, ...]:
-        """The terms that this model lacks, in the papers' order."""
+        """The terms that this model does not have, in the papers' order."""
         return tuple(term for term in TERMS if term not in self.terms)
 
     @cached_property
@@ -122,8 +122,7 @@ class Anatomy:
         return lowest
 
     def names_below(self, layer: int) -> frozenset[str]:
-        """The tensors that the layers before this one use; those outside the layers, but for the pooler's, count to
-        the lowest layer."""
+        """The tensors that the layers before this one use. The embeddings count as part of layer 0."""
         below = (site for site in self.sites if site.part != "pooler" and (site.layer or 0) < layer)
         return frozenset(site.name for site in below)
 

@@ -71,7 +71,7 @@ class Audit:
         """Notes on the selection, for the user."""
         notes = list(self.selection.notes)
         if self.selection.learned is not None:
-            notes.append("Training finds the entries; until then the counts by term are those of an even sample.")
+            notes.append("Training determines the entries; until then the counts by term are those of an even sample.")
         if not self.selection and not asks_for_nothing(self.text):
             notes.append(f"The selection {self.text} is empty on this base: only the head would train.")
         if self.unused:
@@ -95,7 +95,7 @@ class Audit:
         return {**table, "head": (self.head_total, self.head_trained)}
 
     def json(self) -> dict[str, Any]:
-        """The contract of `bitfit count --json`."""
+        """What `bitfit count --json` prints."""
         return {
             "base": self.base,
             "total": self.total,
@@ -108,7 +108,7 @@ class Audit:
         }
 
     def names(self) -> list[tuple[str, str]]:
-        """The papers' mapping table: notation and parameter name, layers as *."""
+        """(Term, parameter name) of every site, without repetition; the number of a layer is written as *."""
         rows: dict[tuple[str, str], None] = {}
         for site in self.anatomy.sites:
             name = site.name if site.layer is None else site.name.replace(f".{site.layer}.", ".*.", 1)
@@ -150,7 +150,7 @@ def _audit(
 def select(model: nn.Module | Base | Model, text: str, seed: int = 0) -> Selection:
     """The entries of a model that a selection names; tensor names are relative to its encoder."""
     if is_learned(text):
-        raise SelectionError(f"{text}: training finds its entries; bitfit.train does both")
+        raise SelectionError(f"{text}: training determines the entries of this selection; use bitfit.train")
     if isinstance(model, Base | Model):
         return select_sites(model.anatomy, text, seed)
     return select_sites(_encoder_anatomy(model), text, seed)

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Bias:
-    """A vector added to the outputs of a layer that lacks a bias."""
+    """A vector added to the outputs of a layer that has no bias."""
 
     terms: Sequence[str] = ()
     reads_output = True
-    packed = False  # the architectures of the packed path lack no bias
+    packed = False  # every linear layer of the architectures of the packed path has a bias
 
     def insert(self, target: Target, arguments: Sequence[str]) -> Insertion:
-        """The lacking biases that a selection names."""
+        """The biases that a selection names and the base does not have."""
         (text,) = arguments
         full = anatomy(target.architecture, {**target.anatomy.shapes, **target.lacking})
         chosen = select(full, text)
@@ -40,11 +40,13 @@ class Bias:
             if not site.term.startswith("b_"):
                 raise SelectionError(f"only biases can be injected; {site.term} is not a bias.")
             if selected < site.size:
-                raise SelectionError("a bias is injected whole or not at all.")
+                raise SelectionError(
+                    f"a bias must be injected with all of its {site.size:,} entries, not {selected:,}."
+                )
             if site.name in target.lacking:
                 added.append(replace(site, graft="bias"))
         if not added:
-            raise SelectionError("this base has these biases already; --select trains them.")
+            raise SelectionError("this base has these biases already; train them with --select.")
         return Insertion(tuple(added))
 
     def check(self, arguments: Sequence[str]) -> None:
@@ -53,7 +55,7 @@ class Bias:
             check(text)
 
     def locate(self, name: str) -> tuple[Place, str] | None:
-        """A name that ends in .bias."""
+        """Names end in .bias."""
         module, _, leaf = name.rpartition(".")
         return (Place("bias", module), leaf) if leaf == "bias" and module else None
 

@@ -18,9 +18,9 @@ def expression(anatomy: Anatomy, chosen: Collection[Site]) -> str:
         rest -= biases
     for term in anatomy.terms:
         of_term = [site for site in anatomy.sites if site.term == term]
-        own = [site for site in of_term if site in rest]
-        if own:
-            words.append(_term(term, of_term, own))
+        chosen_of_term = [site for site in of_term if site in rest]
+        if chosen_of_term:
+            words.append(_term(term, of_term, chosen_of_term))
     return " + ".join(words) or "none"
 
 

@@ -35,11 +35,11 @@ def injects(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a graft is attached: the module, and which of its outputs ("q" of a joint q, k and v; "": all of them)."""
+    """Where a graft is attached: the kind of graft, the module, and the outputs of the module that it changes."""
 
     graft: str
     module: str
-    part: str = ""
+    part: str = ""  # "q", "k" or "v" of a module that computes all three; "": all outputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Target:
     encoder: nn.Module
     architecture: Architecture
     anatomy: Anatomy
-    lacking: Mapping[str, Shape]  # biases that linear and norm layers could have but do not
+    lacking: Mapping[str, Shape]  # the biases, by name, that linear and norm layers could have but do not
 
     @cached_property
     def _matrices(self) -> dict[tuple[str, str], Site]:
@@ -61,11 +61,11 @@ class Target:
         return matrices
 
     def matrix(self, place: Place) -> Site | None:
-        """The weight matrix inside a layer that a place refers to; None if there is no such matrix."""
+        """The weight matrix inside a layer that a graft is attached to; None if there is no such matrix."""
         return self._matrices.get((place.module, place.part))
 
     def sizes(self, site: Site) -> tuple[int, int]:
-        """Inputs and outputs of a matrix."""
+        """The numbers of inputs and outputs of a matrix."""
         axis = self.architecture.output_axis
         return len(site.span(1 - axis)), len(site.span(axis))
 
@@ -102,7 +102,7 @@ class Graft(Protocol):
         ...
 
     def locate(self, name: str) -> tuple[Place, str] | None:
-        """The place and the role of a tensor by its name; None if the name is not of this graft."""
+        """Where the graft of a tensor is attached, and the tensor's role; None if the name is not of this graft."""
         ...
 
     def problem(self, target: Target, place: Place, shapes: Mapping[str, Shape]) -> str | None:

@@ -26,17 +26,17 @@ Activation = Callable[[Tensor], Tensor]
 
 def target_of(encoder: nn.Module, model_type: str, sites: Anatomy) -> Target:
     """The target of grafts on an encoder; `sites` are those of the base."""
-    return Target(encoder, architecture(model_type), sites, lacking_biases(encoder))
+    return Target(encoder, architecture(model_type), sites, absent_biases(encoder))
 
 
-def lacking_biases(encoder: nn.Module) -> dict[str, Shape]:
+def absent_biases(encoder: nn.Module) -> dict[str, Shape]:
     """Name -> shape of every bias that a linear or norm layer of the encoder could have but does not."""
-    lacking: dict[str, Shape] = {}
+    absent: dict[str, Shape] = {}
     for path, module in encoder.named_modules():
         outputs = _outputs_without_bias(module)
         if outputs:
-            lacking[f"{path}.bias"] = (outputs,)
-    return lacking
+            absent[f"{path}.bias"] = (outputs,)
+    return absent
 
 
 def _outputs_without_bias(module: nn.Module) -> int:
@@ -64,35 +64,40 @@ def grow(target: Target, text: str) -> Anatomy:
         constants += insertion.constants
     names = [site.name for site in sites if site.graft not in (None, "bias")]
     if len(set(names)) < len(names):
-        raise SelectionError(f"--inject {text}: two grafts of one kind at the same module.")
+        raise SelectionError(f"--inject {text}: a module can have only one graft of each kind.")
     return replace(target.anatomy, sites=tuple(sites), constants=tuple(constants))
 
 
 @lru_cache(maxsize=1 << 14)
 def locate(name: str) -> tuple[Place, str] | None:
-    """The place and the role of a graft's tensor, by its name alone; None if no graft has such names."""
+    """Where the graft of a tensor is attached, and the role of the tensor, by its name; None if no graft has it."""
     for word in reversed(list(GRAFTS)):  # biases last: a graft may have tensors whose names end in .bias
-        if found := GRAFTS[word].locate(name):
-            return found
+        location = GRAFTS[word].locate(name)
+        if location is not None:
+            return location
     return None
 
 
 def by_place(names: Iterable[str]) -> dict[Place, dict[str, str]]:
-    """The grafts that tensors belong to: place -> role -> name.
+    """The grafts that tensors belong to: where a graft is attached -> role of a tensor -> name of the tensor.
 
     In the order of GRAFTS, so that an adapter comes after everything else that changes the outputs of its module.
     """
-    places: dict[Place, dict[str, str]] = {}
+    grafts: dict[Place, dict[str, str]] = {}
     for name in names:
-        found = locate(name)
-        assert found is not None, name
-        place, role = found
-        places.setdefault(place, {})[role] = name
-    return dict(sorted(places.items(), key=lambda item: list(GRAFTS).index(item[0].graft)))
+        location = locate(name)
+        assert location is not None, name
+        place, role = location
+        grafts.setdefault(place, {})[role] = name
+    order = list(GRAFTS)
+    return dict(sorted(grafts.items(), key=lambda graft: order.index(graft[0].graft)))
 
 
 def problem(target: Target, shapes: Mapping[str, Shape]) -> str | None:
-    """Why tensors that the base lacks are not grafts that fit it; None if they are. Only names and shapes are used."""
+    """Why tensors that the base does not have are not grafts that fit it; None if they are.
+
+    Only names and shapes are used: the tensors may come from an untrusted file.
+    """
     for name in shapes:
         if locate(name) is None:
             return f"the delta changes {name}, which the base does not have"
@@ -121,11 +126,11 @@ def attach(target: Target, tensors: Mapping[str, Tensor], activation: Activation
         hook = _hook(GRAFTS[place.graft], stacked, activation, target.columns(place))
         handles.append(target.encoder.get_submodule(place.module).register_forward_hook(hook))
 
-    def undo() -> None:
+    def detach() -> None:
         for handle in handles:
             handle.remove()
 
-    return undo
+    return detach
 
 
 def _hook(

@@ -1,10 +1,10 @@
 """The selection language: texts that name a selection, start values (--init) and grafts (--inject).
 
 bias - b_q@0-5        terms and groups, layers, + - & and parentheses (& binds tighter)
-re:".*query.*"        whole parameter names
+re:".*query.*"        parameter names that match a regular expression from start to end
 random(all, 0.1%)     samples by a strategy: random, each (of every tensor), rowcol (whole rows or columns), magnitude
                       (largest values), ...; as many as another selection has: random(all - W_emb, count(bias))
-diff_pruning(all, 1%) entries that training finds; must be the whole selection
+diff_pruning(all, 1%) entries that training determines; cannot be combined with other terms
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Term:
     def select(self, context: _Context) -> Selection:
         if self.word not in context.anatomy.terms:
             offered = f" It offers: {', '.join(context.anatomy.terms)}."
-            raise _error(context.text, self.at, f'this model lacks the term "{self.word}"', offered)
+            raise _error(context.text, self.at, f'this model does not have the term "{self.word}"', offered)
         return of_sites(context.anatomy, lambda site: site.term == self.word)
 
 
@@ -88,8 +88,8 @@ class _Pattern:
     def select(self, context: _Context) -> Selection:
         names = {name for name in context.anatomy.shapes if self.pattern.fullmatch(name)}
         if not names:
-            example = f' A name reads like "{next(iter(context.anatomy.shapes), "")}".'
-            raise _error(context.text, self.at, "no whole parameter name matches the pattern", example)
+            example = f' It must match an entire name, such as "{next(iter(context.anatomy.shapes), "")}".'
+            raise _error(context.text, self.at, "the pattern matches no parameter name", example)
         return of_sites(context.anatomy, lambda site: site.name in names)
 
 
@@ -102,20 +102,18 @@ class _Layers:
 
     def select(self, context: _Context) -> Selection:
         layers = range(context.anatomy.layers)
-        # "last4" is kept as -4 .. -1, since only the model knows where it begins.
+        # "last4" is parsed as -4 .. -1, since the number of layers is known only here.
         first, last = (n + len(layers) if n < 0 else n for n in (self.first, self.last))
         if first not in layers or last not in layers:
-            raise _error(
-                context.text, self.at, "this model lacks the layers asked for", f" {_layers_known(len(layers))}"
-            )
+            raise _error(context.text, self.at, "this model does not have these layers", _layers_known(len(layers)))
         wanted = range(first, last + 1)
         return self.node.select(context) & of_sites(context.anatomy, lambda site: site.layer in wanted)
 
 
 def _layers_known(layers: int) -> str:
     if layers < 2:
-        return "It has 1 layer: 0." if layers else "It has no layers known by name."
-    return f"It has {layers} layers: 0 to {layers - 1}."
+        return " It has 1 layer: 0." if layers else " bitfit does not know the layers of this architecture."
+    return f" It has {layers} layers: 0 to {layers - 1}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +161,8 @@ class _Sample:
         return self.amount.select(context).count
 
     def _notes(self, sample: Selection, count: int) -> tuple[str, ...]:
-        return tuple(f"{self.source} took {sample.count:,} entries of {count:,} asked: {note}" for note in sample.notes)
+        taken = f"{self.source} took {sample.count:,} of {count:,} requested entries"
+        return tuple(f"{taken}: {note}" for note in sample.notes)
 
 
 def _as_count(amount: str, total: int) -> int:
@@ -206,7 +205,7 @@ def _tokens(text: str) -> Iterator[_Token]:
             yield _Token(match.lastgroup or "", match[0], at)
             at = match.end()
         else:
-            hint = " Layers read like @3, @0-5 or @last4." if text[at] == "@" else ""
+            hint = " Write layers as @3, @0-5 or @last4." if text[at] == "@" else ""
             raise _error(text, at, f'unexpected "{text[at]}"', hint)
     yield _Token("end", "", len(text))
 
@@ -263,8 +262,8 @@ class _Parser:
         return self.take()
 
     def unexpected(self, wanted: str) -> SelectionError:
-        found = f'"{self.token.text}"' if self.token.kind != "end" else "the end"
-        return _error(self.text, self.token.at, f"expected {wanted} but found {found}")
+        actual = f'"{self.token.text}"' if self.token.kind != "end" else "the end"
+        return _error(self.text, self.token.at, f"expected {wanted} but found {actual}")
 
     def selection(self) -> _Node:
         """Parse the text as a selection."""
@@ -273,13 +272,13 @@ class _Parser:
         node = self.expression()
         self.finish("one of + - & or the end")
         if not isinstance(node, _Sample) or node.strategy not in LEARNED:
-            self.refuse_learned("it must be the whole selection")
+            self.refuse_learned("it cannot be combined with other terms")
         return node
 
     def refuse_learned(self, why: str) -> None:
         """Raise SelectionError if the text has a strategy whose entries training finds."""
         if self.learned is not None:
-            raise _error(self.text, self.learned.at, f"{self.learned.text} finds its entries in training: {why}")
+            raise _error(self.text, self.learned.at, f"{self.learned.text} learns its entries in training: {why}")
 
     def finish(self, wanted: str) -> None:
         if self.token.kind != "end":
@@ -317,7 +316,7 @@ class _Parser:
         else:
             lowest, highest = int(first), int(last or first)
         if lowest > highest:
-            raise _error(self.text, token.at, "the layers are empty", " They read like @3, @0-5 or @last4.")
+            raise _error(self.text, token.at, "the range of layers is empty", " Write layers as @3, @0-5 or @last4.")
         return _Layers(node, lowest, highest, token.at)
 
     def primary(self) -> _Node:
@@ -369,7 +368,7 @@ class _Parser:
         self.expect("(")
         node = self.nested()
         self.expect(",")
-        self.refuse_learned("it must be the whole selection")
+        self.refuse_learned("it cannot be combined with other terms")
         if name.text in LEARNED:
             self.learned = name
         amount = self.amount()
@@ -404,7 +403,7 @@ class _Parser:
             self.take()
             inits.append(self.init())
         self.finish("+ or the end")
-        self.refuse_learned("it gives no start values")
+        self.refuse_learned("it cannot be used in start values")
         return tuple(inits)
 
     def init(self) -> Init:
@@ -440,14 +439,14 @@ def check(text: str) -> None:
 
 
 def is_learned(text: str) -> bool:
-    """Whether training finds the entries that a text asks for."""
+    """Whether training determines the entries of the selection, as for diff_pruning."""
     parser = _Parser(text)
     parser.selection()
     return parser.learned is not None
 
 
 def asks_for_nothing(text: str) -> bool:
-    """Whether a text is `none`, as opposed to naming entries that a model lacks."""
+    """Whether a text is `none`, as opposed to naming entries that a model does not have."""
     return _Parser(text).selection() == _Group("none")
 
 
@@ -478,7 +477,7 @@ def parse_inject(text: str) -> tuple[Call, ...]:
     if summands and injects(biases):
         parser = _Parser(biases)
         parser.selection()
-        parser.refuse_learned("it adds nothing")
+        parser.refuse_learned("it cannot be used in --inject")
         calls.insert(0, Call("bias", (biases,)))
     return tuple(calls)
 

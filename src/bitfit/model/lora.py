@@ -1,6 +1,6 @@
 """LoRA (Hu et al. 2021): `lora(W_q + W_v, 8)` adds `alpha / r * B A x` to the outputs `W x` of each selected matrix.
 
-`lora(SELECTION, r)` or `lora(SELECTION, r, alpha)`; alpha is 2 r if not given, as in that paper's runs on RoBERTa. A
+`lora(SELECTION, r)` or `lora(SELECTION, r, alpha)`; alpha defaults to 2 r, as in that paper's runs on RoBERTa. A
 starts uniform as in PEFT, B at zero. The scale alpha / r is saved beside the pair, so that the text of a file need not
 be parsed.
 """
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_PLACES = ("q", "k", "v", "m1", "m2", "m3", "other")
+_LINEARS = ("q", "k", "v", "m1", "m2", "m3", "other")  # the names of linear layers in terms
 _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<role>A|B|scale)(?:_(?P<part>[a-z0-9]+))?")
 
 
 class Lora:
     """A low-rank change of a matrix: A [r, inputs], B [outputs, r] and a scale."""
 
-    terms: Sequence[str] = tuple(f"{letter}_{place}" for letter in "AB" for place in _PLACES)
+    terms: Sequence[str] = tuple(f"{letter}_{linear}" for letter in "AB" for linear in _LINEARS)
     reads_output = False
     packed = True
 
@@ -58,12 +58,12 @@ class Lora:
 
     def _pair(self, target: Target, site: Site, rank: int) -> list[Site]:
         module = site.name.removesuffix(".weight")
-        place = site.term.partition("_")[2]
-        part = "" if site.whole else f"_{place}"
+        linear = site.term.partition("_")[2]
+        ending = "" if site.whole else f"_{linear}"
         inputs, outputs = target.sizes(site)
         return [
-            Site(f"A_{place}", site.layer, f"{module}.lora_A{part}", (rank, inputs), graft="lora"),
-            Site(f"B_{place}", site.layer, f"{module}.lora_B{part}", (outputs, rank), graft="lora"),
+            Site(f"A_{linear}", site.layer, f"{module}.lora_A{ending}", (rank, inputs), graft="lora"),
+            Site(f"B_{linear}", site.layer, f"{module}.lora_B{ending}", (outputs, rank), graft="lora"),
         ]
 
     def check(self, arguments: Sequence[str]) -> None:
@@ -72,9 +72,9 @@ class Lora:
             raise SelectionError("write lora(SELECTION, r) or lora(SELECTION, r, alpha), e.g. lora(W_q + W_v, 8).")
         check(arguments[0])
         if not arguments[1].isdigit() or not 1 <= int(arguments[1]) <= 1 << 16:
-            raise SelectionError(f"the rank of lora is a whole number from 1, not {arguments[1]}.")
+            raise SelectionError(f"the rank of lora must be a whole number from 1 to 65536, not {arguments[1]}.")
         if len(arguments) == 3 and not (_is_number(arguments[2]) and float(arguments[2]) > 0):
-            raise SelectionError(f"the alpha of lora is a number above 0, not {arguments[2]}.")
+            raise SelectionError(f"the alpha of lora must be a number above 0, not {arguments[2]}.")
 
     def locate(self, name: str) -> tuple[Place, str] | None:
         """Names end in .lora_A, .lora_B and .lora_scale, with _q, _k or _v if these share a matrix."""
@@ -90,7 +90,7 @@ class Lora:
         if site is None:
             return f"the delta has {where}, where the base has no matrix"
         if not {"A", "B"} <= set(shapes):
-            return f"the delta's {where} lacks A or B"
+            return f"the delta's {where} has no A or no B"
         inputs, outputs = target.sizes(site)
         rank = shapes["A"][0] if shapes["A"] else 0
         fits = rank > 0 and shapes["A"] == (rank, inputs) and shapes["B"] == (outputs, rank)

@@ -35,25 +35,25 @@ def check_dtype(name: str) -> None:
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """The tensor in float32; itself if it is."""
+    """The tensor in float32: a copy of a 16-bit tensor, else the tensor itself."""
     return tensor.float() if tensor.dtype in HALF else tensor
 
 
 def large_matrices(encoder: nn.Module, missing: Collection[str]) -> dict[str, list[nn.Module]]:
-    """The matrices that are stored in half precision, by name, with the modules that hold them.
+    """The matrices to store in half precision: name -> the modules that hold the matrix.
 
-    `missing` are parameters that the head brings; they are not among them.
+    `missing` are parameters that the checkpoint does not have; they train with the head and stay float32.
     """
     words: nn.Module = encoder.get_input_embeddings()  # type: ignore[operator]
-    names: dict[int, str] = {}  # a parameter of two modules is one, under its first name
-    found: dict[str, list[nn.Module]] = {}
+    names: dict[int, str] = {}  # a parameter that two modules share is one matrix, under its first name
+    holders: dict[str, list[nn.Module]] = {}
     for path, module in encoder.named_modules():
         name = f"{path}.weight"
         if isinstance(module, nn.Linear | Conv1D) or module is words:
             name = names.setdefault(id(module._parameters["weight"]), name)
             if name not in missing:
-                found.setdefault(name, []).append(module)
-    return found
+                holders.setdefault(name, []).append(module)
+    return holders
 
 
 def store_half(modules: list[nn.Module], dtype: str) -> None:
@@ -80,9 +80,9 @@ def store_full(parameter: nn.Parameter) -> None:
 
 
 def release(tensor: Tensor) -> None:
-    """Give the memory of a tensor that is not used any more back to the system, where it is mapped from a file.
+    """Return the memory of an unused tensor to the system, if the tensor is mapped from a file.
 
-    The tensors of a file are one mapping, which would else stay in memory until the last of them is gone.
+    The tensors of a file share one mapping, which would otherwise stay in memory until the last of them is deleted.
     """
     if tensor.device.type != "cpu" or _madvise() is None:
         return

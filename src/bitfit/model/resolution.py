@@ -1,7 +1,7 @@
 """Resolution of a trial's texts on one base: sites, selection, start values and frozen layers.
 
-This is the only place where they are resolved: a random sample depends on the sites it is drawn from, so resolving
-it again on other sites would give another sample.
+They are resolved here and nowhere else: a random sample depends on the sites it is drawn from, so resolving it again
+on other sites would give another sample.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Start:
 class Resolution:
     """Sites, selection, start values and frozen layers of a trial."""
 
-    pool: str  # what the head sees: cls, mean or tokens
+    pool: str  # what the head reads: cls, mean or tokens
     anatomy: Anatomy  # the sites that can be selected
     selection: Selection
     starts: tuple[Start, ...]
@@ -37,7 +37,7 @@ class Resolution:
 def resolve(
     base: Base, select_text: str, *, inject: str = NONE, init: str = "keep", pool: str = "auto", seed: int = 0
 ) -> Resolution:
-    """Resolve a selection and start values on a base whose head sees `pool`."""
+    """Resolve a selection and start values on a base whose head reads `pool`."""
     pool = resolve_pool(base, pool)
     sites = selectable(base, pool, inject)
     selection = select(sites, select_text, seed)

@@ -18,10 +18,10 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """How training finds the entries of a selection: by gates, of each entry of `operand` and maybe of each tensor."""
+    """How training determines the entries of a selection: it learns a gate for each entry of `operand`."""
 
     operand: Selection
-    structured: bool
+    structured: bool  # whether each tensor has a gate too
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Selection:
     shapes: Mapping[str, tuple[int, ...]]
     notes: tuple[str, ...] = ()
     injected: frozenset[str] = frozenset()  # the tensors among `shapes` that grafts add to the base
-    learned: Learned | None = None  # training finds the entries; until then a sample of as many stands for them
+    learned: Learned | None = None  # if set, training determines the entries; until then they are a sample of that size
 
     def __post_init__(self) -> None:
         if unknown := sorted(self.entries.keys() - self.shapes.keys()):
@@ -65,7 +65,7 @@ class Selection:
 
     @property
     def matrix_share(self) -> float:
-        """The selected share of the base's matrices; 1 if one of them is selected as a whole."""
+        """The selected share of the entries of the base's matrices; 1 if any matrix is selected entirely."""
         matrices = [name for name, shape in self.shapes.items() if len(shape) >= 2 and name not in self.injected]
         if any(name in self.entries and self.entries[name] is None for name in matrices):
             return 1.0

@@ -32,7 +32,7 @@ class Request:
         if name in self.anatomy.injected:  # the base has no values of it
             return np.zeros(self.operand.size(name), np.float32)
         if self.anatomy.values is None:
-            raise SelectionError("this strategy needs the base's weights, and only a configuration is given")
+            raise SelectionError("this strategy needs the base's weights, but there is only a configuration")
         return self.anatomy.values(name).reshape(-1)
 
     def selection(self, entries: dict[str, Indices], *notes: str) -> Selection:
@@ -54,7 +54,7 @@ STRATEGIES: Registry[Strategy] = Registry(
     },
 )
 LEARNED = ("diff_pruning", "diff_pruning_unstructured")
-"""The strategies whose entries training finds; such a sample must be the whole selection."""
+"""The strategies whose entries training determines; such a sample cannot be combined with other terms."""
 
 
 def random(request: Request) -> Selection:
@@ -120,8 +120,8 @@ def _largest_in(request: Request, name: str) -> tuple[Indices, Array]:
     if indices is None:
         indices = np.arange(values.size)
     values = values[indices]
-    kept = largest(values, min(request.count, values.size))
-    return indices[kept], values[kept]
+    positions = largest(values, min(request.count, values.size))
+    return indices[positions], values[positions]
 
 
 def largest(values: Array, count: int) -> Indices:
@@ -144,7 +144,7 @@ def diff_pruning_unstructured(request: Request) -> Selection:
 
 def _to_be_learned(request: Request, structured: bool) -> Selection:
     if not request.count:
-        raise SelectionError("0 entries leave nothing to learn")
+        raise SelectionError("no entries to learn")
     stand_in = each(request)
     learned = Learned(request.operand, structured)
     return Selection(stand_in.entries, stand_in.shapes, injected=request.operand.injected, learned=learned)
@@ -186,7 +186,7 @@ def rowcol(request: Request) -> Selection:
     """Entire rows or columns of the operand's matrices, until no further one fits into the count."""
     matrices = [site for site in request.anatomy.sites if _is_matrix_of(site, request.operand)]
     if not matrices:
-        raise SelectionError("no whole matrix to take rows or columns of")
+        raise SelectionError("no entirely selected matrix for rowcol")
     matrices.sort(key=lambda site: (site.name, site.start))
     # Either rows or columns of a matrix, at random: a row and a column of the same matrix would share an entry.
     by_row = request.rng.integers(2, size=len(matrices))
@@ -197,7 +197,7 @@ def rowcol(request: Request) -> Selection:
     taken = np.sort(order[_fitting(lengths[order], request.count)])
     if not taken.size:
         raise SelectionError(
-            f"{request.count:,} entries are less than the smallest row or column drawn, of {lengths.min():,},"
+            f"{request.count:,} entries are fewer than the smallest row or column drawn, which has {lengths.min():,},"
         )
     by_matrix = _per_run(taken, np.cumsum(numbers))
     return _of_units(request, list(zip(candidates, by_matrix, strict=True)))

@@ -63,18 +63,20 @@ class Model(nn.Module):
         self.outputs = outputs
         self.pool = resolve_pool(base, pool)
         self.anatomy = selectable(base, self.pool, inject)
-        self.whole: nn.Module
+        self.head_model: nn.Module  # the architecture's model with encoder and head; a `Head` unless the pool is "cls"
         if self.pool != "cls":
-            self.whole = Head(base.width, outputs, _dropout(base.config))
-            outside = dict(self.whole.named_modules())
+            self.head_model = Head(base.width, outputs, _dropout(base.config))
+            outside = dict(self.head_model.named_modules())
         else:
-            self.whole = empty_model(copy.deepcopy(base.config), outputs)
-            prefix = str(self.whole.base_model_prefix)
-            setattr(self.whole, prefix, base.encoder)
-            outside = {n: m for n, m in self.whole.named_modules() if n != prefix and not n.startswith(prefix + ".")}
+            self.head_model = empty_model(copy.deepcopy(base.config), outputs)
+            prefix = str(self.head_model.base_model_prefix)
+            setattr(self.head_model, prefix, base.encoder)
+            outside = {
+                n: m for n, m in self.head_model.named_modules() if n != prefix and not n.startswith(prefix + ".")
+            }
         self.encoder = base.encoder
         self.activation = activation_of(base.config)
-        with base.lock:  # so that no other thread has replaced parameters by the tensors of a lane
+        with base.lock:  # no other thread may have swapped in the tensors of a lane
             self.owners = _owners(dict(base.encoder.named_modules()))
             for name, owners in _owners(outside).items():
                 self.owners[HEAD + name] = owners
@@ -88,13 +90,13 @@ class Model(nn.Module):
         """The outputs of token rows: the stock model on a padded batch."""
         batch = self._batch(rows)
         if self.pool == "cls":
-            return self.whole(**batch).logits  # type: ignore[no-any-return]
+            return self.head_model(**batch).logits  # type: ignore[no-any-return]
         hidden = self.encoder(**batch).last_hidden_state
         mask = batch["attention_mask"]
         states = hidden[mask.bool()] if self.pool == "tokens" else _means(hidden, mask)
-        return self.whole(states)  # type: ignore[no-any-return]
+        return self.head_model(states)  # type: ignore[no-any-return]
 
-    def output_places(self, rows: Rows, chosen: Array) -> Array:
+    def output_index(self, rows: Rows, chosen: Array) -> Array:
         """The indices of the chosen rows' outputs among the outputs of all rows: one per text, or one per token."""
         return rows.tokens(chosen) if self.pool == "tokens" else chosen
 
@@ -104,14 +106,14 @@ class Model(nn.Module):
 
     def classify(self, states: Tensor) -> Tensor:
         """The head alone, on the states it reads; for the head of an architecture, the states of the first tokens."""
-        if isinstance(self.whole, Head):
-            return self.whole(states)  # type: ignore[no-any-return]
-        prefix = str(self.whole.base_model_prefix)
-        self.whole._modules[prefix] = _KnownEncoder(states, getattr(self.encoder, "pooler", None))
+        if isinstance(self.head_model, Head):
+            return self.head_model(states)  # type: ignore[no-any-return]
+        prefix = str(self.head_model.base_model_prefix)
+        self.head_model._modules[prefix] = _KnownEncoder(states, getattr(self.encoder, "pooler", None))
         try:
-            return self.whole(None).logits  # type: ignore[no-any-return]
+            return self.head_model(None).logits  # type: ignore[no-any-return]
         finally:
-            self.whole._modules[prefix] = self.encoder
+            self.head_model._modules[prefix] = self.encoder
 
     @contextmanager
     def swapped(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
@@ -149,7 +151,7 @@ class Model(nn.Module):
 
     @property
     def head(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every parameter of the head, and of the encoder's parameters that the checkpoint lacks."""
+        """Name -> shape of the head's parameters, and of those that the encoder needs and the checkpoint misses."""
         names = [name for name in self.owners if name.startswith(HEAD)]
         for name in sorted(self.base.missing):
             unused = self.pool != "cls" and name.startswith("pooler.")
@@ -158,16 +160,17 @@ class Model(nn.Module):
         return {name: tuple(self.stored(name).shape) for name in names}
 
     def original(self, name: str) -> Tensor:
-        """The parameter of the base in float32 (of the head: its empty placeholder); zeros for a tensor of a graft."""
+        """A parameter of the base in float32; zeros for a tensor of a graft, a placeholder on `meta` for the head's."""
         return wide(self.stored(name))
 
     def stored(self, name: str) -> Tensor:
-        """The same in the type in which it is stored."""
+        """The same as `original`, but in the data type in which the base stores it."""
         if name in self._originals:
             parameter = self._originals[name]
             assert parameter is not None
             return parameter
-        shape = self.base.target.lacking[name] if name in self.base.target.lacking else self.anatomy.shapes[name]
+        absent_biases = self.base.target.lacking
+        shape = absent_biases[name] if name in absent_biases else self.anatomy.shapes[name]
         return torch.zeros(shape, device=next(self.encoder.parameters()).device)
 
     def graft_starts(self, seed: int) -> dict[str, Tensor]:

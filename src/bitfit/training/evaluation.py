@@ -28,7 +28,7 @@ def outputs(job: Job, bank: Bank, lanes: Sequence[int], rows: Rows) -> dict[int,
         for chosen in job.stop.checked(batches(rows, _tokens_per_lane(bank))[job.group.rank :: job.group.size]):
             batches_of = {k: rows.of_lane(k).take(chosen) for k in lanes}
             for k, logits in bank.logits(batches_of).items():
-                out[k][bank.models[k].output_places(rows, chosen)] = logits.cpu().numpy()
+                out[k][bank.models[k].output_index(rows, chosen)] = logits.cpu().numpy()
     for k in lanes:
         job.group.merge(out[k])
     return out

@@ -295,10 +295,10 @@ def lane_losses(job: Job, runners: list[Runner], step: int, dropout: bool) -> li
         if k not in rows:
             losses.append(torch.zeros((), device=job.device))
             continue
-        targets = train.targets[bank.model.output_places(train.rows, numbers[parts[k]])]
+        targets = train.targets[bank.model.output_index(train.rows, numbers[parts[k]])]
         loss = job.task.loss(logits[k], targets, rows[k])
         if not job.group.alone:
-            every = train.targets[bank.model.output_places(train.rows, numbers)]
+            every = train.targets[bank.model.output_index(train.rows, numbers)]
             loss = loss * (job.task.terms(targets, len(rows[k])) / job.task.terms(every, len(numbers)))
         losses.append(loss)
     return losses
