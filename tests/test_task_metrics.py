@@ -220,7 +220,7 @@ def test_wrong_answers_are_found(kind, labels, predictions, golds, wrong):
 
 def test_one_class_for_all_is_a_warning():
     task = Task.of("classification", ("ham", "spam"))
-    with pytest.warns(UserWarning, match='"ham" is predicted for every one of 3 texts'):
+    with pytest.warns(UserWarning, match='"ham" is predicted for all 3 texts'):
         task.scores([0, 0, 0], labelled([0, 0, 1]))
 
 

@@ -60,7 +60,7 @@ class Answering(Task):
         return 2
 
     def targets(self, encoded: Encoded, examples: Examples) -> Array:
-        """1 at the start and the end of the first gold answer; at the first token of a window that does not hold it."""
+        """1 at the first and the last token of the first gold answer; in a window without it, at the first token."""
         targets = np.zeros((len(encoded.marks), 2), np.float32)
         for row, owner in enumerate(encoded.owner.tolist()):
             start = int(encoded.rows.starts[row])
@@ -148,7 +148,9 @@ class Answering(Task):
         """Notes on questions that were cut, and on answers that no window contains."""
         notes = []
         if encoded.rows.cut:
-            notes.append(f"{encoded.rows.cut:,} questions were too long for windows of {encoder.max_length}, cut.")
+            notes.append(
+                f"{encoded.rows.cut:,} questions were too long for windows of {encoder.max_length} and were cut."
+            )
         if examples.labels:
             contained = set()
             for row, owner in enumerate(encoded.owner.tolist()):
@@ -157,7 +159,7 @@ class Answering(Task):
             lost = [examples.lines[i] for i in range(len(examples)) if i not in contained]
             if lost:
                 notes.append(
-                    f"The answer of {len(lost):,} questions (rows {shortened(lost)}) lies in no single window."
+                    f"The answer to {len(lost):,} questions (rows {shortened(lost)}) does not fit into any one window."
                 )
         return notes
 
@@ -171,30 +173,36 @@ def _tokens_of(encoded: Encoded, row: int, answer: Answer) -> tuple[int, int] | 
         return None
     context = np.flatnonzero(starts >= 0)
     first, last = int(tokens[0]), int(tokens[-1])
-    if first == context[0] and starts[first] > answer.start:
-        return None
-    if last == context[-1] and ends[last] < answer.start + len(answer.text.rstrip()):
-        return None
-    return first, last
+    cut_at_start = first == context[0] and starts[first] > answer.start
+    cut_at_end = last == context[-1] and ends[last] < answer.start + len(answer.text.rstrip())
+    return None if cut_at_start or cut_at_end else (first, last)
 
 
 def _spans(logits: Array, encoded: Encoded, row: int) -> list[tuple[float, int, int]]:
-    """The best spans of a window: the sum of their two logits, and their start and end in the context."""
+    """The BEST best spans of a window: the sum of their two logits, and their start and end in the context."""
+    # Answers are spans of the context, so tokens of the question and special tokens are left out.
     tokens = np.arange(encoded.rows.starts[row], encoded.rows.starts[row + 1])
     tokens = tokens[encoded.marks[tokens, 0] >= 0]
     if not len(tokens):
         return []
     start_logits = logits[tokens, 0].astype(np.float64)
     end_logits = logits[tokens, 1].astype(np.float64)
-    padded = np.concatenate([end_logits, np.full(LONGEST - 1, -np.inf)])
-    # [first token, tokens after it]
-    sums = start_logits[:, None] + np.lib.stride_tricks.sliding_window_view(padded, LONGEST)
-    best = np.argsort(-sums, axis=None, kind="stable")[:BEST]
-    first, length = np.divmod(best, LONGEST)
+
+    # The logits of all spans as a table: row i are the spans that start at token i, column n those that end n tokens
+    # later. Ends behind the last token get -inf, so that they come last.
+    padded_ends = np.concatenate([end_logits, np.full(LONGEST - 1, -np.inf)])
+    ends_by_start = np.lib.stride_tricks.sliding_window_view(padded_ends, LONGEST)
+    span_logits = start_logits[:, None] + ends_by_start
+
+    best = np.argsort(-span_logits, axis=None, kind="stable")[:BEST]
+    starts, later = np.divmod(best, LONGEST)
+    ends = starts + later
     spans = []
-    for i, j, value in zip(first, first + length, sums.ravel()[best], strict=True):
-        if j < len(tokens):
-            spans.append((float(value), int(encoded.marks[tokens[i], 0]), int(encoded.marks[tokens[j], 1])))
+    for start, end, logit in zip(starts, ends, span_logits.ravel()[best], strict=True):
+        if end < len(tokens):
+            first_character = int(encoded.marks[tokens[start], 0])
+            last_character = int(encoded.marks[tokens[end], 1])
+            spans.append((float(logit), first_character, last_character))
     return spans
 
 

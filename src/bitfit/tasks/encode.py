@@ -21,8 +21,8 @@ from ..model.rows import Rows
 
 DEFAULT_LENGTH = 128
 SLICE = 500  # texts tokenised in one call
-MOST_WINDOWS = 16  # of a text; of a longer one so many are read, spread evenly over it
-HEAD_SHARE = 0.25  # of the tokens that head+tail reads of a text that is too long
+MOST_WINDOWS = 16  # read of one text; those of a longer text are spaced evenly over it
+HEAD_SHARE = 0.25  # the share of tokens that head+tail takes from the beginning of a text that is too long
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class Encoded:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """A text's tokens, of which some at the beginning and the end are special."""
+    """A text's tokens, with special tokens at the beginning and at the end."""
 
     ids: list[int]
     type_ids: list[int]
-    before: int
-    behind: int
+    before: int  # special tokens at the beginning
+    behind: int  # special tokens at the end
 
     @classmethod
     def of(cls, encoding: Any) -> _Tokens:
@@ -76,7 +76,7 @@ class _Tokens:
         return cls(encoding.ids, encoding.type_ids, int(inside[0]), int(len(special) - 1 - inside[-1]))
 
     def ends(self, length: int) -> _Tokens:
-        """So many tokens: the special ones, HEAD_SHARE of the others from the beginning, the rest from the end."""
+        """Cut to this number of tokens: the special ones, and the first and last of the others, by HEAD_SHARE."""
         room = length - self.before - self.behind
         head = round(HEAD_SHARE * room)
         first, last = self.before + head, len(self.ids) - self.behind - (room - head)
@@ -103,11 +103,15 @@ class Encoder:
     def cut_at(self, max_length: int, stride: int | None = None, long: str = HEAD_OF_TEXT) -> None:
         """Change the maximum length, the tokens that windows share (a third of it), and what is read of long texts."""
         if not 3 <= max_length <= self._base.max_length:
-            raise UsageError(f"--max-length {max_length}: {self._base.name} takes 3 to {self._base.max_length} tokens")
+            raise UsageError(
+                f"--max-length {max_length}: must be 3 to {self._base.max_length} tokens for {self._base.name}"
+            )
         self.max_length = max_length
         self.stride = max_length // 3 if stride is None else stride
         if not 0 <= self.stride <= max_length // 2:
-            raise UsageError(f"--stride {stride}: windows of {max_length} tokens can share 0 to half of them")
+            raise UsageError(
+                f"--stride {stride}: windows of {max_length} tokens can share 0 to {max_length // 2} tokens"
+            )
         self.long = long
         if long == "head+tail":
             self._tokenizer.no_truncation()
@@ -120,7 +124,7 @@ class Encoder:
         return _tokenizer(self._rules)
 
     def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Rows:
-        """Encode all texts, or text pairs; of those longer than the maximum length what `long` says."""
+        """Encode texts or pairs of texts; `self.long` says what is read of those that are too long."""
         inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         read = {"head": self._slice, "head+tail": self._ends, "windows": self._text_windows}[self.long]
         # In slices: an encoding is many times larger than its ids, and a signal waits for the call to return.
@@ -133,14 +137,18 @@ class Encoder:
 
     def _ends(self, inputs: Sequence[Any]) -> Rows:
         """The first and the last tokens of texts that are too long."""
-        encodings = self._tokenizer.encode_batch_fast(inputs)
-        found = [_Tokens.of(encoding) for encoding in encodings]
-        long = [len(tokens.ids) > self.max_length for tokens in found]
-        cut = [tokens.ends(self.max_length) if too else tokens for tokens, too in zip(found, long, strict=True)]
-        return self._rows(cut, sum(long))
+        rows = []
+        cut = 0
+        for encoding in self._tokenizer.encode_batch_fast(inputs):
+            tokens = _Tokens.of(encoding)
+            if len(tokens.ids) > self.max_length:
+                tokens = tokens.ends(self.max_length)
+                cut += 1
+            rows.append(tokens)
+        return self._rows(rows, cut)
 
     def _text_windows(self, inputs: Sequence[Any]) -> Rows:
-        """Texts in windows, end to end."""
+        """Rows that are all windows of a text, end to end; of very long texts, evenly spaced ones."""
         windows: list[Any] = []
         counts: list[int] = []
         thinned = 0
@@ -166,7 +174,7 @@ class Encoder:
         """Encode the examples in the form of their task.
 
         "texts" are cut to the maximum length. In "words" the first piece of every word is marked. "windows" are
-        questions, each with a part of its context.
+        questions, each with as much of its context as fits.
         """
         if form == "texts":
             rows = self(examples.texts, examples.pairs)
@@ -182,8 +190,8 @@ class Encoder:
 
     @cached_property
     def _word_tokenizer(self) -> Any:
-        """A tokenizer for lists of words. Their words have no space before them, so that a byte-level tokenizer
-        would read each as the middle of a word; it is told to add the space."""
+        """A tokenizer for lists of words. A byte-level tokenizer would read a word without a space before it as the
+        middle of a word, so it is set to add the space."""
         pre = self._rules.get("pre_tokenizer")
         if not pre:
             return self._copy()
@@ -223,7 +231,7 @@ class Encoder:
             raise DataError(f"the base's tokenizer has no token for the word {dropped!r}; replace it")
         return windows
 
-    # ---- windows: a question with a part of its context that fits
+    # ---- windows: a question with as much of its context as fits
 
     @cached_property
     def _question_tokenizer(self) -> Any:
@@ -236,7 +244,7 @@ class Encoder:
     def _windows(self, examples: Examples, before: int) -> Encoded:
         room = self.max_length - self._tokenizer.num_special_tokens_to_add(True) - self.stride
         if room < 2:
-            raise UsageError(f"--max-length {self.max_length}: too short for a question and a part of its context")
+            raise UsageError(f"--max-length {self.max_length}: too short for a question with some of its context")
         questions = self._cut_questions(examples.texts, room // 2)
         self._pair_tokenizer.enable_truncation(self.max_length, stride=self.stride, strategy="only_second")
         encodings = self._pair_tokenizer.encode_batch(list(zip(questions, examples.pairs or [], strict=True)))

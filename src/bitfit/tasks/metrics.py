@@ -229,7 +229,7 @@ class _Cells:
         return totals
 
 
-# --- ranking: two classes by score, given as dense ranks ----------------------------------------------------------
+# --- ranking: two classes by score, as dense ranks -----------------------------------------------------------------
 
 
 def _auc(dense: Floats, golds: Floats) -> Floats:
@@ -265,7 +265,7 @@ def _pearson(x: Floats, y: Floats) -> Floats:
 
 
 def _spearman(x: Floats, y: Floats) -> Floats:
-    """The correlation of the ranks, for columns given as dense ranks."""
+    """The correlation of the ranks; `x` and `y` are dense ranks."""
     return _pearson(_ranks(x), _ranks(y))
 
 
@@ -372,23 +372,32 @@ def _sample(
     if metric not in known:
         raise UsageError(f'no metric "{metric}".{suggest(metric, known)}')
     true = _column("golds", golds)
-    scores = np.asarray(predictions)
-    by_class = scores.ndim == 2 and metric not in _REGRESSION and scores.shape[1] == (classes or scores.shape[1])
-    predicted = _column("predictions", scores.argmax(1) if by_class and scores.size else predictions)
+    scores = _class_scores(metric, predictions, classes)
+    predicted = _column("predictions", predictions if scores is None else scores.argmax(1))
     if len(predicted) != len(true):
-        raise DataError(f"{len(predicted)} predictions for {len(true)} golds: give one prediction per gold.")
+        raise DataError(f"{len(predicted)} predictions for {len(true)} golds: pass one prediction per gold label.")
     if metric in _REGRESSION:
         return _numbers(metric, predicted, true)
+
     if metric in _OF_POSITIVE:
         classes = _two_classes(metric, classes, predicted, true)
     predicted_class = _class_numbers("predictions", predicted, classes)
     true_class = _class_numbers("golds", true, classes)
     if metric in _RANKING:
-        margin = scores[:, positive] - scores[:, 1 - positive] if by_class else predicted_class == positive
+        # Class numbers rank too: those predicted as positive before the others.
+        margin = predicted_class == positive if scores is None else scores[:, positive] - scores[:, 1 - positive]
         return _Pairs(_dense_ranks(margin), (true_class == positive).astype(np.float64))
     if metric in _OF_POSITIVE and positive == 0:  # these metrics are computed for class 1
-        predicted_class, true_class = 1 - predicted_class, 1 - true_class
+        return _Cells.of(1 - predicted_class, 1 - true_class)
     return _Cells.of(predicted_class, true_class)
+
+
+def _class_scores(metric: str, predictions: ArrayLike, classes: int | None) -> NDArray[Any] | None:
+    """The predictions as [rows, classes] if they are scores per class; None if they are a number per row."""
+    scores = np.asarray(predictions)
+    if metric in _REGRESSION or scores.ndim != 2 or not scores.size:
+        return None
+    return scores if classes is None or scores.shape[1] == classes else None
 
 
 def _numbers(metric: str, predicted: NDArray[Any], true: NDArray[Any]) -> _Pairs:
@@ -404,21 +413,21 @@ def _numbers(metric: str, predicted: NDArray[Any], true: NDArray[Any]) -> _Pairs
 def _two_classes(metric: str, classes: int | None, predicted: NDArray[Any], true: NDArray[Any]) -> int:
     count = classes or max(2, int(max(predicted.max(), true.max())) + 1)
     if count != 2:
-        raise UsageError(f"{metric} is for 2 classes and there are {count}: use macro_f1.")
+        raise UsageError(f"{metric} needs 2 classes, but there are {count}: use macro_f1.")
     return count
 
 
 def _column(name: str, values: ArrayLike) -> NDArray[Any]:
     column = np.asarray(values)
     if column.ndim != 1:
-        raise DataError(f"{name} have shape {column.shape}: give one number per row.")
+        raise DataError(f"{name} have shape {column.shape}: pass one number per row.")
     if not len(column):
         raise DataError(f"{name} are empty: there is nothing to score.")
     if column.dtype.kind not in "biuf":
-        raise DataError(f"{name} are not numbers ({column.dtype}): give class indices or values.")
+        raise DataError(f"{name} are not numbers ({column.dtype}): pass class numbers or values.")
     if not np.isfinite(column).all():
         row = int(np.flatnonzero(~np.isfinite(column))[0])
-        raise DataError(f"{name} hold {column[row]} in row {row}: the training may have diverged.")
+        raise DataError(f"{name} contain {column[row]} in row {row}: the training may have diverged.")
     return column
 
 
@@ -428,7 +437,7 @@ def _class_numbers(name: str, column: NDArray[Any], classes: int | None) -> Ints
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         known = "0 and up" if classes is None else f"0 to {classes - 1}"
-        raise DataError(f"{name} hold {column[row]} in row {row}: class indices are whole numbers, {known}.")
+        raise DataError(f"{name} contain {column[row]} in row {row}: classes are whole numbers, {known}.")
     return column.astype(np.int64)
 
 

@@ -24,7 +24,7 @@ class Span(NamedTuple):
 
 
 def has_spans(labels: Sequence[str]) -> bool:
-    """Whether tags mark entities."""
+    """Whether these tags follow a scheme that marks entities."""
     tags = [label for label in labels if label != OUTSIDE]
     if not tags or not all(TAG.fullmatch(tag) for tag in tags):
         return False

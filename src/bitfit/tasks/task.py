@@ -61,7 +61,7 @@ class Task(ABC):
     pipeline: ClassVar[str | None] = "text-classification"
     card_logits: ClassVar[str] = "output.logits"  # the logits of a model's output, in the example on the card
     card: ClassVar[str]  # may use {texts} and {labels}
-    # The fields of a request to the service: one of these sets must be given.
+    # The fields of a request to the service: a request has exactly one of these sets.
     fields: ClassVar[tuple[tuple[str, ...], ...]] = (("text",), ("text", "text_pair"))
 
     # ---- construction
@@ -74,7 +74,9 @@ class Task(ABC):
         if metric is not None and metric not in known:
             raise UsageError(f'no metric "{metric}" for {kind} with {len(labels)} classes.{suggest(metric, known)}')
         if metric in ERRORS:
-            raise UsageError(f"{metric} is reported, but the best checkpoint is the one with the highest score; use r2")
+            raise UsageError(
+                f"--metric {metric}: the main metric must be better when higher; use r2 ({metric} is reported)"
+            )
         return task_class(labels, metric or known[0])
 
     @classmethod
@@ -95,10 +97,10 @@ class Task(ABC):
 
     def with_positive(self, label: str) -> Task:
         """The same task with another positive class."""
-        raise UsageError(f"--positive {label}: {self.kind} has no positive class; two classes have one")
+        raise UsageError(f"--positive {label}: {self.kind} has no positive class; it is for two classes only")
 
     def fitted(self, examples: Examples) -> Task:
-        """The same task with what only its training examples show: the positive class, the scale of labels."""
+        """The same task with what depends on its training examples: the positive class, the scale of labels."""
         return self
 
     # ---- encoding
@@ -111,13 +113,13 @@ class Task(ABC):
     def pool(self, requested: str) -> str:
         """The pooling of the model: "tokens" for a head that reads every token, else the requested one."""
         if self.by_token and requested not in ("auto", "tokens"):
-            raise UsageError(f"--pool {requested}: {self.kind} looks at every token; remove --pool")
+            raise UsageError(f"--pool {requested}: the head of {self.kind} reads every token; remove --pool")
         return "tokens" if self.by_token else requested
 
     def encoder(
         self, base: Any, max_length: int | None, stride: int | None = None, long: str = HEAD_OF_TEXT
     ) -> Encoder:
-        """The base's tokenizer with the lengths of this kind; `long` is what is read of a text that is too long."""
+        """The base's tokenizer with the lengths of this kind. `long`: what is read of a text that is too long."""
         if not self.by_token:
             return self._text_encoder(base, max_length, stride, long)
         if long != HEAD_OF_TEXT:
@@ -162,13 +164,13 @@ class Task(ABC):
             notes.append(f"{windowed:,} {texts} are longer than {length} tokens and are read in windows.")
         if cut and encoder.long == "windows":
             notes.append(
-                f"{cut:,} {texts} are longer than {MOST_WINDOWS} windows; so many of each are read, spread out."
+                f"{cut:,} {texts} are longer than {MOST_WINDOWS} windows; {MOST_WINDOWS} windows of each are read, "
+                "evenly spaced."
             )
         elif cut and encoder.long == "head+tail":
             notes.append(f"{cut:,} {texts} are longer than {length} tokens; their first and last tokens are read.")
         elif cut:
-            more = "--max-length or --long windows reads more"
-            notes.append(f"{cut:,} {texts} are cut at {length} tokens; {more}.")
+            notes.append(f"{cut:,} {texts} are cut at {length} tokens; --max-length or --long windows reads more.")
         return notes
 
     # ---- training
@@ -187,16 +189,16 @@ class Task(ABC):
         """The mean loss over the texts, or over their labelled words or windows."""
 
     def row_losses(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
-        """The loss of each token row by itself. A kind may have a faster way than this, which goes row by row."""
+        """The loss of each token row. This calls `loss` row by row; a kind may override it with something faster."""
         losses = []
         for number in range(len(rows)):
             row = np.array([number])
-            places = torch.from_numpy(rows.tokens(row) if self.by_token else row)
-            losses.append(self.loss(logits[places], targets[places], rows.take(row)))
+            outputs = torch.from_numpy(rows.tokens(row) if self.by_token else row)
+            losses.append(self.loss(logits[outputs], targets[outputs], rows.take(row)))
         return torch.stack(losses)
 
     def terms(self, targets: Tensor, rows: int) -> int:
-        """How many terms the loss on so many rows with these targets is the mean of; never 0."""
+        """The number of terms that the loss is the mean of, for this number of rows and these targets; at least 1."""
         return rows
 
     # ---- scoring
@@ -219,10 +221,10 @@ class Task(ABC):
         """Every metric of the task with its interval."""
 
     def by_row(self, predictions: Any, examples: Examples) -> tuple[str, Any, Any]:
-        """What the main metric needs of each row, for resampling: a form and two columns.
+        """The main metric's inputs per row, for resampling: the name of a form, and two columns.
 
-        "hits": whether a row is right. "classes", "values": the true and the predicted one. "ratio", as here: what a
-        row adds to the numerator and to the denominator.
+        "hits": whether the row is right, and zeros. "classes" and "values": the true and the predicted class or value.
+        "ratio", as here: what the row adds to the numerator and to the denominator.
         """
         numerators = []
         for row in range(len(examples)):
@@ -266,7 +268,7 @@ class Task(ABC):
 
     @staticmethod
     def sample_input(paired: bool) -> tuple[str, ...]:
-        """An input to try on the command line."""
+        """An example input for the command line."""
         return ("some text", "another text") if paired else ("some text",)
 
     @staticmethod

@@ -53,7 +53,7 @@ class Classification(Task):
     def with_positive(self, label: str) -> Task:
         """The same task with another positive class."""
         if len(self.labels) != 2:
-            raise UsageError(f"--positive {label}: there are {len(self.labels)} classes; only two have a positive one")
+            raise UsageError(f"--positive {label}: it is for two classes only, and there are {len(self.labels)}")
         if label not in self.labels:
             raise UsageError(f'--positive: no class "{label}".{suggest(label, self.labels)}')
         return replace(self, positive=label)
@@ -126,7 +126,7 @@ class Classification(Task):
         guesses = _classes(predictions)
         if len(np.unique(guesses)) == 1 and len(set(examples.labels)) > 1:
             name = self.labels[int(guesses[0])]
-            warnings.warn(f'"{name}" is predicted for every one of {len(guesses):,} texts', ConstantPrediction, 2)
+            warnings.warn(f'"{name}" is predicted for all {len(guesses):,} texts', ConstantPrediction, 2)
         names = self.metric_names(self.labels)
         return evaluate(names, predictions, examples.labels, len(self.labels), positive=self.positive_class)
 
@@ -195,7 +195,7 @@ class Regression(Task):
 
     @property
     def outputs(self) -> int:
-        """One."""
+        """One: the standardised number."""
         return 1
 
     def fitted(self, examples: Examples) -> Task:
@@ -252,7 +252,7 @@ class Regression(Task):
         return evaluate([self.metric], guesses, dev.labels, resamples=1)[self.metric].value
 
     def answers(self, logits: Array, encoded: Encoded, examples: Examples) -> list[dict[str, Any]]:
-        """The value."""
+        """The predicted number of each text."""
         return [{"value": float(value)} for value in self.predictions(logits, encoded, examples)]
 
     @staticmethod
