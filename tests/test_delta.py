@@ -108,7 +108,7 @@ def rewritten(delta, tensors=None, **meta):
         ({"change": {"b_q": [1e301]}}, "change: a number is too large"),
         ({"columns": {}}, 'columns: lacks "text"'),
         ({"columns": {"text": 5, "text_pair": None, "label": None}}, "columns.text: must be a text"),
-        ({"metrics": {"dev": {}}}, "metrics: lacks the dev score by accuracy"),
+        ({"metrics": {"dev": {}}}, "metrics: the dev score by accuracy is missing"),
         ({"metrics": {"dev": {"accuracy": {}}}}, "metrics.*value"),
         ({"metrics": {"dev": {"accuracy": {"value": "1", "low": 0, "high": 1}}}}, "metrics.*value"),
         ({"total": 0, "trained": 0}, "trained"),
@@ -192,7 +192,7 @@ def test_malformed_files_are_typed_errors(data):
 def test_a_sparse_part_without_its_other_half_is_refused(delta):
     name = next(name for name in delta.tensors if name.endswith(".index"))
     tensors = {n: v for n, v in delta.tensors.items() if n != name}
-    with pytest.raises(DeltaError, match="both indices and values"):
+    with pytest.raises(DeltaError, match="indices and values"):
         Delta.checked(*safefile.decode(rewritten(delta, tensors), "f"), "f")
 
 

@@ -62,7 +62,7 @@ def test_every_architecture_folds_or_says_why_not(bases):
         if name not in FOLDS:
             model, delta = made(base, "gamma")
             assert serving_form(delta, model) is delta
-            with pytest.raises(UsageError, match="do not fold: its"):
+            with pytest.raises(UsageError, match="cannot be folded: its"):
                 fold(delta, model)
 
 

@@ -276,6 +276,6 @@ def test_an_unknown_word_is_refused_with_the_known_ones(base):
 
 @pytest.mark.parametrize("write", [bitfit.export, export_peft])
 def test_export_refuses_what_transformers_would_cut(base, tmp_path, write):
-    with pytest.raises(UsageError, match="reads long texts by --long windows"):
+    with pytest.raises(UsageError, match="was trained with --long windows"):
         write(delta_of(base, long="windows"), base, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -173,7 +173,7 @@ def test_a_delta_refuses_a_named_task_of_another_kind(mini, base):
     from bitfit import Predictor, train
 
     delta = train("rte", base, data=str(mini("rte")), lr=1e-3, epochs=1, evals_per_epoch=1).best.delta
-    with pytest.raises(DataError, match="ud-pos is a task of tagging, and the delta is for classification"):
+    with pytest.raises(DataError, match="ud-pos is a tagging task, but the delta is for classification"):
         Predictor(delta, base).evaluate("ud-pos", folder=mini("ud-pos"))
 
 

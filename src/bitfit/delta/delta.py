@@ -76,7 +76,7 @@ class Delta:
 
     @cached_property
     def entries(self) -> dict[str, tuple[Array | None, Array]]:
-        """Encoder parameter -> (flat indices, or None for the whole tensor; values)."""
+        """Encoder parameter -> (flat indices, or None for all entries; values)."""
         table: dict[str, tuple[Array | None, Array]] = {}
         for name, array in self.tensors.items():
             if name.startswith(HEAD) or name.endswith(INDEX):
@@ -121,7 +121,7 @@ class Delta:
                 f"not on {base.name} ({base.fingerprint[:12]}); pass the base it was trained on with --base"
             )
         if meta.max_length > base.max_length:
-            raise DeltaError(f"the delta reads {meta.max_length} tokens, {base.name} takes {base.max_length}")
+            raise DeltaError(f"the delta reads {meta.max_length} tokens; {base.name} takes at most {base.max_length}")
         grafted = {}
         for name, (index, values) in self.entries.items():
             parameter = base.parameters.get(name)
@@ -214,10 +214,10 @@ def _check_dtypes(tensors: Tensors, where: str) -> None:
         stem = name.removesuffix(INDEX).removesuffix(VALUE)
         is_sparse = stem + INDEX in tensors and stem + VALUE in tensors
         if not is_sparse or stem in tensors:
-            raise DeltaError(f"{where}: {stem} must have both indices and values")
+            raise DeltaError(f"{where}: {stem} must have indices and values, and no other tensor")
     for name, array in tensors.items():
         if (array.dtype.kind == "i") != name.endswith(INDEX):
-            raise DeltaError(f"{where}: {name} has the wrong number type")
+            raise DeltaError(f"{where}: {name} has the wrong data type ({array.dtype})")
 
 
 def _check_fit(name: str, index: Array | None, values: Array, shape: tuple[int, ...] | None) -> None:
@@ -229,4 +229,4 @@ def _check_fit(name: str, index: Array | None, values: Array, shape: tuple[int, 
         return
     ascending = index.ndim == 1 and index.shape == values.shape and bool(np.all(index[1:] > index[:-1]))
     if not ascending or (index.size and not 0 <= index[0] <= index[-1] < np.prod(shape)):
-        raise DeltaError(f"the delta's indices of {name} are not ascending within shape {shape}")
+        raise DeltaError(f"the delta's indices of {name} are not ascending, or lie outside its shape {shape}")

@@ -29,16 +29,16 @@ Route = Mapping[str, Callable[[Tensor], Tensor]]
 
 
 def why_not(base: Base) -> str | None:
-    """Why the biases of a base do not fold; None if they do."""
+    """Why the biases of a base cannot be folded; None if they can."""
     return architecture(base.config.model_type).no_fold
 
 
 def fold(delta: Delta, model: Model) -> Delta:
     """The smallest delta with the same predictions; UsageError if the biases of the base do not fold."""
     if reason := why_not(model.base):
-        raise UsageError(f"{model.base.name}: the biases of this architecture do not fold: {reason}")
+        raise UsageError(f"{model.base.name}: the biases of this architecture cannot be folded: {reason}")
     if any(name not in model.base.parameters for name in delta.entries):
-        raise UsageError("a delta that adds parameters (--inject) does not fold: its biases pass through them")
+        raise UsageError("a delta that adds parameters (--inject) cannot be folded: its biases pass through them")
     delta.check(model.base)
     folded = _Folding(delta, model).tensors()
     return replace(delta, tensors=folded, meta=replace(delta.meta, folded=True))
@@ -61,7 +61,7 @@ class _Folding:
         self.names = {(site.term, site.layer): site.name for site in model.anatomy.sites}
 
     def tensors(self) -> Tensors:
-        """The tensors of the folded delta."""
+        """The tensors of the folded delta: without the biases that were moved, and with their changed targets."""
         dropped = {self.names["b_k", layer] for layer in range(self.model.anatomy.layers)}
         changed: dict[str, Tensor] = {}
         for group in self._groups():
@@ -80,22 +80,33 @@ class _Folding:
         return tensors
 
     def _groups(self) -> Iterator[dict[str, Route]]:
-        """Biases with the same routes: the cost of the targets is paid once if they are moved together."""
-        stream = self._embedding()
+        """Groups of biases that can be moved, each with its route. The biases of a group have targets in common.
+
+        A target is stored once however many biases are moved to it, so a group is decided on as one.
+        """
+        inputs = self._embedding()  # biases that shift the input of the layer, and by how much
         for layer in range(self.model.anatomy.layers):
-            q, v, m1, m2, m3 = (self.names[f"b_{term}", layer] for term in ("q", "v", "m1", "m2", "m3"))
-            times_q, times_v, times_m1, times_m2 = (
-                self._product(f"W_{term}", layer) for term in ("q", "v", "m1", "m2")
-            )
-            # What shifts the layer's input goes to b_q, and through v and m1 beside the residual to b_m1.
-            attention: Route = {q: times_q, m1: _residual(times_v, times_m1)}
-            inputs = {name: _after(shift, attention) for name, shift in stream.items()}
-            yield {**inputs, v: {m1: times_m1}}
-            yield {self.names["b_LN1", layer]: {m2: times_m2, m3: _same}}
-            stream = {self.names["b_LN2", layer]: _same}
+            times_q = self._product("W_q", layer)
+            times_v = self._product("W_v", layer)
+            times_m1 = self._product("W_m1", layer)
+            b_q = self.names["b_q", layer]
+            b_m1 = self.names["b_m1", layer]
+            # A shift of the input shifts queries, keys and values. b_q can shift the queries; softmax ignores the keys'
+            # shift; that of the values comes out of m1, where the residual adds the shift itself.
+            from_input: Route = {b_q: times_q, b_m1: _residual(times_v, times_m1)}
+            group: dict[str, Route] = {name: _after(shift, from_input) for name, shift in inputs.items()}
+            group[self.names["b_v", layer]] = {b_m1: times_m1}
+            yield group
+
+            # The output of LN1 goes into m2, and by the residual to the output of m3.
+            b_m2 = self.names["b_m2", layer]
+            b_m3 = self.names["b_m3", layer]
+            yield {self.names["b_LN1", layer]: {b_m2: self._product("W_m2", layer), b_m3: _same}}
+
+            inputs = {self.names["b_LN2", layer]: _same}
         if self.model.pool == "cls" and ("b_pool", None) in self.names:
-            pooler = {self.names["b_pool", None]: self._product("W_pool", None)}
-            yield dict.fromkeys(stream, pooler)
+            to_pooler: Route = {self.names["b_pool", None]: self._product("W_pool", None)}
+            yield dict.fromkeys(inputs, to_pooler)
 
     def _embedding(self) -> dict[str, Callable[[Tensor], Tensor]]:
         """The biases that shift the input of the first layer, and by how much."""

@@ -1,6 +1,6 @@
 """Deltas on the Hugging Face hub: `hf:owner/name`, `hf:owner/name@revision`, `hf:owner/name@revision/file.safetensors`.
 
-Nothing here is reached unless a user writes `hf:` or pushes. Messages hold no token and no address of the hub's, which
+The hub is contacted only if a user writes `hf:` or pushes. Messages contain no token and no address of a file, which
 may be signed.
 """
 
@@ -40,12 +40,12 @@ class HubPath:
 
 
 def is_hub_path(source: str | os.PathLike[str]) -> bool:
-    """Whether a path means the hub."""
+    """Whether a path refers to the hub."""
     return os.fspath(source).startswith(MARK)
 
 
 def parse(text: str) -> HubPath:
-    """The parts of `hf:...`; UsageError if it is not written so."""
+    """Repository, revision and file of `hf:...`; UsageError if the text does not have that form."""
     body, _, revision = text.removeprefix(MARK).partition("@")
     owner, _, rest = body.partition("/")
     name, _, file = rest.partition("/")
@@ -74,12 +74,12 @@ def local_folder(source: str | os.PathLike[str], files: Sequence[str]) -> Path:
     if not is_hub_path(source):
         return Path(source)
     path = _parsed(source)
-    found = [_download(replace(path, file=file)) for file in files]
-    return found[0].parent
+    downloaded = [_download(replace(path, file=file)) for file in files]
+    return downloaded[0].parent
 
 
 def _parsed(source: str | os.PathLike[str]) -> HubPath:
-    return parse(os.fspath(source).replace(os.sep, "/"))  # a Path of Windows turns the slashes
+    return parse(os.fspath(source).replace(os.sep, "/"))  # a Path on Windows has backslashes
 
 
 def _download(path: HubPath) -> Path:
@@ -97,25 +97,25 @@ def _find_file(path: HubPath) -> str:
 
     if constants.is_offline_mode():
         return FILE
-    # One question with a time limit; the listing of a tree is tried again and again for half a minute.
+    # One request with a time limit; listing the repository's files instead would be retried for half a minute.
     info = HfApi(endpoint=endpoint()).model_info(path.repository, revision=path.revision, timeout=SECONDS)
     names = sorted(file.rfilename for file in info.siblings or () if file.rfilename.endswith(SUFFIX))
     if FILE in names:
         return FILE
     if len(names) != 1:
-        listed = f"; name one of {', '.join(names[:10])} behind a /" if names else ""
-        raise DeltaError(f"{path}: has {len(names) or 'no'} safetensors files and none is called {FILE}{listed}")
+        listed = f"; append /FILE with one of {', '.join(names[:10])}" if names else ""
+        raise DeltaError(f"{path}: has {len(names) or 'no'} safetensors files, and none is called {FILE}{listed}")
     return names[0]
 
 
 def endpoint() -> str | None:
-    """The address of the hub, if the environment says another than the usual one."""
+    """The address of the hub if HF_ENDPOINT sets one; None for the default."""
     return os.environ.get("HF_ENDPOINT")
 
 
 @contextmanager
 def hub_errors(what: str) -> Iterator[None]:
-    """Turn what goes wrong between us and the hub into one line and the right exit code."""
+    """Convert the errors of huggingface_hub into errors of bitfit, which are one line and have an exit code."""
     from huggingface_hub import errors
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
@@ -126,7 +126,7 @@ def hub_errors(what: str) -> Iterator[None]:
     except BitfitError:
         raise
     except errors.GatedRepoError as error:
-        raise DeltaError(f"{what}: its owner must grant access first; ask on its page on the hub") from error
+        raise DeltaError(f"{what}: access is restricted; request it on the repository's page on the hub") from error
     except errors.RepositoryNotFoundError as error:
         raise DeltaError(
             f"{what}: no such repository on the hub, or a private one that the token in HF_TOKEN does not open"
@@ -134,13 +134,13 @@ def hub_errors(what: str) -> Iterator[None]:
     except errors.RevisionNotFoundError as error:
         raise DeltaError(f"{what}: the repository has no such revision") from error
     except errors.LocalEntryNotFoundError as error:
-        raise ServiceError(0, f"{what}: the hub cannot be reached, and the file is not in its cache here") from error
+        raise ServiceError(0, f"{what}: the hub cannot be reached, and the file is not in the local cache") from error
     except errors.EntryNotFoundError as error:
         raise DeltaError(f"{what}: the repository has no such file") from error
     except errors.HFValidationError as error:
-        raise UsageError(f"{what}: is not a name that the hub takes; {_FORM}") from error
+        raise UsageError(f"{what}: is not a valid name on the hub; {_FORM}") from error
     except errors.OfflineModeIsEnabled as error:
-        raise ServiceError(0, f"{what}: HF_HUB_OFFLINE is set, so the hub is not asked; unset it") from error
+        raise ServiceError(0, f"{what}: HF_HUB_OFFLINE is set, so nothing is downloaded; unset it") from error
     except errors.HfHubHTTPError as error:
         raise _refused(what, error) from error
     except Exception as error:  # of the HTTP library, which huggingface_hub has changed more than once
@@ -153,7 +153,7 @@ def hub_errors(what: str) -> Iterator[None]:
 
 
 def _refused(what: str, error: Any) -> ServiceError:
-    """The error for a status; only the hub's own short reason is repeated, without tokens."""
+    """The error for an HTTP status, with the hub's short reason but without tokens and addresses."""
     status = int(error.response.status_code)
     reason = re.sub(r"hf_\w+|https?://\S+", "...", str(error.server_message or "")).strip()
     said = f": {' '.join(reason.split())[:200]}" if reason else ""

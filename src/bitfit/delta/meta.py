@@ -22,12 +22,12 @@ from ..model.grafts import NONE, injects
 from ..values import read_known
 
 FORMAT = 1
-WINDOWS_FORMAT = 2  # of deltas that earlier versions would read wrongly: those with another `long` than the first
+WINDOWS_FORMAT = 2  # of deltas whose `long` is not "head"; earlier versions would cut their texts
 LONG = ("head", "head+tail", "windows")  # what is read of a text that is too long
 HEAD_OF_TEXT = LONG[0]
 POOLS = ("cls", "mean", "tokens")  # what the head reads
 MAX_LAYERS = 1000
-HUB_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}  # of the bases that packages bring
+HUB_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}  # hub ids of bases that packages contain
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 LARGEST = 1e300  # limit of the numbers that are printed or drawn
 ERRORS = ("mae", "rmse")  # metrics in the unit of the labels, lower is better; all others are fractions of 1
@@ -74,7 +74,7 @@ class Trial:
 
 
 ADDED = {"autofreeze": False}
-"""Fields of a trial that are written only where they differ from this: so finished trials keep their keys."""
+"""Fields of a trial that are written only if they differ from these values, so that finished trials keep their keys."""
 
 
 def trial_table(trial: Trial) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class Meta:
     folded: bool = False
     recipe: str = "plain"  # how the training was set up
     calibration_errors: tuple[float, float] | None = None  # on held-out rows, without and with the temperature
-    open_gates: float | None = None  # of Diff-Pruning: the share of open gates before the largest differences were kept
+    open_gates: float | None = None  # Diff-Pruning: the share of open gates before the largest differences were chosen
     sha256: str = ""  # of the file it was read from
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class Meta:
         if self.long not in LONG:
             raise ValueError(f"long: must be one of {', '.join(LONG)}")
         if self.long != HEAD_OF_TEXT and (self.pairs or self.pool == "tokens"):
-            raise ValueError("long: only single texts with one answer each can be read otherwise than from the head")
+            raise ValueError("long: must be head for pairs of texts and for tasks that read every token")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: must be one of {', '.join(DTYPES)}")
         if not 1 <= self.max_length < 1 << 20:
@@ -166,13 +166,13 @@ class Meta:
 
     def _check_labels(self) -> None:
         if len(set(self.labels)) < len(self.labels):
-            raise ValueError("labels: two of them are the same")
+            raise ValueError("labels: a label occurs twice")
         if not self.labels and self.task in READERS and READERS[self.task].labelled:
-            raise ValueError(f"labels: a {self.task} task needs some")
+            raise ValueError(f"labels: must not be empty for a {self.task} task")
 
     def _check_scores(self) -> None:
         if self.metrics and self.metric not in self.metrics.get("dev", ()):
-            raise ValueError(f"metrics: lacks the dev score by {self.metric[:40]}")
+            raise ValueError(f"metrics: the dev score by {self.metric[:40]} is missing")
         for scores in self.metrics.values():
             for score in scores.values():
                 _require_numbers("metrics", (score.value, score.low, score.high))
@@ -206,7 +206,7 @@ class Meta:
     def table(self) -> dict[str, Any]:
         """The metadata as the file holds it."""
         table = asdict(self)
-        del table["columns"]["numbered"]  # how files were read, not what they hold
+        del table["columns"]["numbered"]  # a setting of the reader, not of the data
         if self.columns.separator is None:
             del table["columns"]["separator"]  # so that files are the same as before there was one
         if self.open_gates is None:
@@ -222,8 +222,8 @@ def read_meta(table: Mapping[str, Any], where: str) -> Meta:
     """The metadata in a file's table; DeltaError with the file and the key if it is not of the format."""
     known = (FORMAT, WINDOWS_FORMAT)
     if table.get("format") not in known or isinstance(table["format"], bool):
-        found = f"delta format {_short(table.get('format'))}"
-        raise DeltaError(f"{where}: {found}; this bitfit reads formats {FORMAT} and {WINDOWS_FORMAT}")
+        actual = f"delta format {_short(table.get('format'))}"
+        raise DeltaError(f"{where}: {actual}; this version of bitfit reads formats {FORMAT} and {WINDOWS_FORMAT}")
     if table.get("trial") == {}:
         table = {**table, "trial": None}
     try:

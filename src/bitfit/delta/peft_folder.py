@@ -28,11 +28,11 @@ MAX_CONFIG = 1 << 20  # bytes
 METHODS = ("LORA", "BEFT")
 BIASES = ("none", "all", "lora_only")
 FLOATS = ("F64", "F32", "F16", "BF16")
-# Starts that leave the base's weights as they are. Others, such as PiSSA, put a part of them into A and B.
+# Initialisations that leave the base's weights as they are. Others, such as PiSSA, move some of them into A and B.
 PLAIN_STARTS = ("gaussian", "eva", "orthogonal")
 
-# Settings that say which modules were adapted, which the names of the tensors say as well, or that matter in training
-# only.
+# Settings that are not needed: the names of the tensors tell which modules were adapted, and some matter only in
+# training.
 _NO_EFFECT = {
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save"),
     *("inference_mode", "lora_dropout", "fan_in_fan_out", "init_weights", "peft_version", "revision", "lora_bias"),
@@ -42,7 +42,7 @@ _NO_EFFECT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What matters in adapter_config.json."""
+    """The settings in adapter_config.json that change what the adapter computes."""
 
     peft_type: str
     task_type: str | None = None
@@ -69,7 +69,7 @@ class Settings:
         start = self.init_lora_weights
         if isinstance(start, str) and start.lower() not in PLAIN_STARTS:
             raise ValueError(
-                f"init_lora_weights {start[:40]}: this start moves a part of the base's weights into the pairs; save "
+                f"init_lora_weights {start[:40]}: this start moves some of the base's weights into A and B; save it "
                 "again in PEFT with path_initial_model_for_weight_conversion"
             )
         for pattern in (*(self.rank_pattern or ()), *(self.alpha_pattern or ())):
@@ -124,7 +124,7 @@ class PeftFolder:
             raise DeltaError(f"{self.path / WEIGHTS}: cannot be read ({error})") from error
         for name, array in tensors.items():
             if not np.isfinite(array).all():
-                raise DeltaError(f"{self.path / WEIGHTS}: {name} holds NaN or infinity")
+                raise DeltaError(f"{self.path / WEIGHTS}: {name} contains NaN or infinity")
         return tensors
 
 
@@ -149,7 +149,7 @@ def read_folder(path: Path) -> PeftFolder:
             values[target] = name
     for module, roles in pairs.items():
         if not {"A", "B"} <= set(roles):
-            raise DeltaError(f"{path / WEIGHTS}: lora at {module} lacks A or B")
+            raise DeltaError(f"{path / WEIGHTS}: lora at {module} has no A or no B")
     return PeftFolder(path, settings, pairs, offsets, values, used, _origin(path, metadata))
 
 
@@ -166,13 +166,13 @@ def _settings(path: Path) -> Settings:
     except (ValueError, RecursionError) as error:
         raise DeltaError(f"{file}: is not JSON ({str(error)[:100]})") from error
     if not isinstance(table, dict):
-        raise DeltaError(f"{file}: is not a table of settings")
+        raise DeltaError(f"{file}: is not a JSON object of settings, or is larger than 1 MB")
     settings = read_known(Settings, table, str(file), DeltaError)
     known = {field.name for field in fields(Settings)} | _NO_EFFECT
     for key, value in table.items():
         if key not in known and value:
             raise DeltaError(
-                f"{file}: sets {key[:40]}, which a delta has no place for; merge the adapter in PEFT "
+                f"{file}: sets {key[:40]}, which a delta cannot represent; merge the adapter in PEFT "
                 "(merge_and_unload, save_pretrained) and use the merged folder as a base"
             )
     return settings
@@ -186,8 +186,8 @@ def _header(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     if not file.is_file():
         if (path / PICKLE).exists():
             raise DeltaError(
-                f"{path / PICKLE}: is pickle, which can run code, so that bitfit does not read it; load it in PEFT "
-                f"and save_pretrained(safe_serialization=True) for {WEIGHTS}"
+                f"{path / PICKLE}: is a pickle file, which can run code, so bitfit does not read it; load it in PEFT, "
+                f"then save it as {WEIGHTS}: save_pretrained(safe_serialization=True)"
             )
         raise DeltaError(f"{path}: not a PEFT folder: it has no {WEIGHTS}")
     shapes = {}
@@ -198,10 +198,10 @@ def _header(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
             if len(names) > MAX_TENSORS:
                 raise DeltaError(f"{file}: has more than {MAX_TENSORS:,} tensors")
             for name in names:
-                found = source.get_slice(name)
-                if found.get_dtype() not in FLOATS:
-                    raise DeltaError(f"{file}: {name[:80]} is {found.get_dtype()}; a delta holds floats")
-                shapes[name] = tuple(found.get_shape())
+                tensor = source.get_slice(name)
+                if tensor.get_dtype() not in FLOATS:
+                    raise DeltaError(f"{file}: {name[:80]} has type {tensor.get_dtype()}; a delta holds floats")
+                shapes[name] = tuple(tensor.get_shape())
     except (OSError, SafetensorError) as error:
         raise DeltaError(f"{file}: not a usable safetensors file ({str(error)[:100]})") from error
     return shapes, metadata
@@ -221,7 +221,7 @@ def _meaning(path: Path, key: str) -> tuple[str, str, str]:
     for mark, what in _FOREIGN.items():
         if mark in name:
             raise DeltaError(
-                f"{path / WEIGHTS}: {name} belongs to {what}, which a delta has no place for; merge in PEFT "
+                f"{path / WEIGHTS}: {name} belongs to {what}, which a delta cannot represent; merge in PEFT "
                 "(merge_and_unload, save_pretrained) and use the merged folder as a base"
             )
     return "value", name.replace(".base_layer.", "."), ""

@@ -112,10 +112,10 @@ def _header_size(start: bytes) -> int:
 
 
 def _check_file_size(path: Path, file_size: int, header: bytes, header_size: int) -> None:
-    """Refuse a file whose size is not what its header says, before it is read into memory."""
+    """Refuse a file whose size does not match its header, before it is read into memory."""
     ends = [int(end) for end in re.findall(rb'"data_offsets":\[\d{1,15},(\d{1,15})\]', header)]
     if file_size != 8 + header_size + max(ends, default=0):
-        raise DeltaError(f"{path}: not a usable bitfit file: its size is not what its header says")
+        raise DeltaError(f"{path}: not a usable bitfit file: its size does not match its header")
 
 
 def decode(data: bytes, where: str, finite: bool = True) -> tuple[Tensors, dict[str, Any]]:
@@ -155,7 +155,7 @@ def _check_finite(tensors: Tensors, content: Array, refuse: Callable[[str], Delt
         return
     for name, array in floats.items():
         if not np.isfinite(array).all():
-            raise refuse(f"{name} holds NaN or infinity")
+            raise refuse(f"{name} contains NaN or infinity")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def _metadata(entry: object, refuse: Callable[[str], DeltaError]) -> dict[str, A
     meta = json.loads(entry[ENTRY], object_pairs_hook=_unique, parse_constant=_constant)
     if not isinstance(meta, dict):
         raise refuse("its metadata is not a table")
-    if _text(meta) != entry[ENTRY]:  # the digest is of the parsed values: it would miss 1.00 in place of 1.0
+    if _text(meta) != entry[ENTRY]:  # the digest is of the parsed values: it would miss 1.00 instead of 1.0
         raise refuse("its metadata is not as bitfit writes it; the file was edited")
     return meta
 
@@ -189,7 +189,7 @@ def _arrays(header: dict[str, Any], data: bytes, start: int, refuse: Callable[[s
         dtype, shape, low, high = _entry(entry, name, refuse)
         count = math.prod(shape)
         if high - low != count * dtype.itemsize or start + high > len(data):
-            raise refuse(f"{name} does not have the size its shape says")
+            raise refuse(f"the size of {name} does not match its shape")
         spans.append((low, high))
         flat = np.frombuffer(data, dtype, count, start + low)
         tensors[name] = flat if len(shape) == 1 else flat.reshape(shape)
@@ -207,7 +207,7 @@ def _entry(
     entry: object, name: str, refuse: Callable[[str], DeltaError]
 ) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
     if not isinstance(entry, dict) or entry.keys() != _FIELDS:
-        raise refuse(f"{name} is not described as safetensors describes an array")
+        raise refuse(f"the header entry of {name} is not one of safetensors")
     shape = entry["shape"]
     offsets = entry["data_offsets"]
     if entry["dtype"] not in ("F32", "I64"):

@@ -25,10 +25,10 @@ class Exported:
     """How an exported model differs from the stock class of its base."""
 
     injected: tuple[str, ...] = ()  # biases for layers that have none in the base
-    switches: tuple[str, ...] = ()  # settings of the configuration that make room for some of them
-    outside: tuple[str, ...] = ()  # those that no setting makes room for
+    switches: tuple[str, ...] = ()  # settings of the configuration that add some of them
+    outside: tuple[str, ...] = ()  # those that no setting adds
     adapters: tuple[str, ...] = ()  # tensors of adapters
-    own_code: bool = False  # whether the folder contains modeling code
+    custom_code: bool = False  # whether the folder contains modeling code
 
 
 def card(delta: Delta, base: Base, task: Task, exported: Exported) -> str:
@@ -43,7 +43,7 @@ def card(delta: Delta, base: Base, task: Task, exported: Exported) -> str:
     return f"""# {_plain(meta.base)} fine-tuned by bitfit
 
 {what}
-Selection `{_plain(meta.select)}`, head `{meta.head}`: {share} were trained; everything else is the base's own.
+Selection `{_plain(meta.select)}`, head `{meta.head}`: {share} were trained; everything else is as in the base.
 {_score(delta)}{cut}
 {_folded(delta)}{_differences(exported)}
 ## Use
@@ -91,15 +91,15 @@ logits = {task.card_logits}
 
 
 def hub_card(delta: Delta, repository: str) -> str:
-    """The card of a delta on the hub as Markdown, from what the delta says of itself."""
+    """The card of a delta on the hub as Markdown, from the delta's metadata."""
     meta = delta.meta
     task = Task.of_delta(delta)
     labels = ", ".join(f"`{_plain(label)}`" for label in task.labels)
     what = task.card.format(texts="text pairs" if meta.pairs else "texts", labels=labels)
     share = f"{meta.trained:,} of {meta.total:,} parameters ({meta.trained / meta.total:.3%})"
     injected = "" if meta.inject == "none" else f", injected `{_plain(meta.inject)}`"
-    own = "" if meta.hub_base else ', base="FOLDER"'
-    given = json.dumps(task.sample_input(meta.pairs) if meta.pairs else task.sample_input(False)[0])
+    base_argument = "" if meta.hub_base else ', base="FOLDER"'
+    sample = json.dumps(task.sample_input(meta.pairs) if meta.pairs else task.sample_input(False)[0])
     return f"""---
 {_front_matter(delta, task, repository)}---
 {GENERATED}
@@ -120,7 +120,7 @@ Selection `{_plain(meta.select)}`{injected}, head `{meta.head}`: {share}.
 ```python
 import bitfit  # pip install bitfit
 
-bitfit.predict("hf:{repository}", [{given}]{own})
+bitfit.predict("hf:{repository}", [{sample}]{base_argument})
 ```
 
 or `bitfit predict hf:{repository} {_quoted(task.sample_input(meta.pairs))}{"" if meta.hub_base else " --base FOLDER"}`
@@ -128,7 +128,7 @@ or `bitfit predict hf:{repository} {_quoted(task.sample_input(meta.pairs))}{"" i
 
 
 def _front_matter(delta: Delta, task: Task, repository: str) -> str:
-    """The metadata that the hub reads. A text in quotation marks of JSON is one in YAML."""
+    """The metadata that the hub reads, as YAML. A JSON string is also a YAML string."""
     meta = delta.meta
     lines = [] if meta.hub_base is None else [f"base_model: {json.dumps(meta.hub_base)}"]
     lines.append("library_name: bitfit")
@@ -154,7 +154,8 @@ def _base_named(delta: Delta) -> str:
     meta = delta.meta
     if meta.hub_base is not None:
         return f"[{meta.hub_base}](https://huggingface.co/{meta.hub_base})"
-    return f"the model folder `{_plain(meta.base)}` (fingerprint {meta.fingerprint[:12]}), which you need as well"
+    folder = f"the model folder `{_plain(meta.base)}` (fingerprint {meta.fingerprint[:12]})"
+    return f"{folder}, which is not part of this repository"
 
 
 def _trial(delta: Delta) -> str:
@@ -197,7 +198,7 @@ def _score(delta: Delta) -> str:
 def _pipeline(task: Task, exported: Exported) -> str:
     if task.pipeline is None:
         return ""
-    trust = ", trust_remote_code=True" if exported.own_code else ""
+    trust = ", trust_remote_code=True" if exported.custom_code else ""
     cut = "" if task.by_token else ", truncation=True"
     return f'`pipeline("{task.pipeline}", folder{trust}{cut})` answers texts. The same by hand:\n'
 
@@ -206,23 +207,21 @@ def _folded(delta: Delta) -> str:
     if not delta.meta.folded:
         return ""
     differ = sum(values.size for _, values in delta.entries.values())
-    return (
-        f"Biases whose effect others can take over are folded into those; {differ:,} numbers of the encoder differ.\n"
-    )
+    return f"Biases whose effect others can take over are folded into them; {differ:,} numbers of the encoder differ.\n"
 
 
 def _differences(exported: Exported) -> str:
     """The section on how a model differs from the architecture of its base."""
     sentences = []
-    if exported.own_code:
+    if exported.custom_code:
         sentences.append(
-            "No class of transformers computes this model, so the folder holds `modeling_bitfit.py`, which does. "
-            "transformers runs it with `trust_remote_code=True` and refuses to load the folder without."
+            "No class of transformers computes this model, so the folder contains `modeling_bitfit.py`, which does. "
+            "transformers runs it with `trust_remote_code=True` and does not load the folder without."
         )
     if exported.injected:
         sentences.append(f"Layers that have no bias in the base have one here: {_by_layer(exported.injected)}.")
     if exported.adapters:
-        sentences.append(f"Bottlenecks stand behind some layers: {_by_layer(exported.adapters)}.")
+        sentences.append(f"Some layers have a bottleneck on their outputs: {_by_layer(exported.adapters)}.")
     if exported.switches:
         settings = ", ".join(f"`{name}`" for name in exported.switches)
         sentences.append(f"config.json sets {settings} to true, so that the stock classes load them.")
@@ -238,7 +237,7 @@ def _by_layer(names: Sequence[str]) -> str:
 
 def _usage(delta: Delta, base: Base, task: Task, exported: Exported) -> str:
     name = task.transformers_class
-    trust = ", trust_remote_code=True" if exported.own_code else ""
+    trust = ", trust_remote_code=True" if exported.custom_code else ""
     byte_level = "ByteLevel" in base.tokenizer.backend_tokenizer.to_str()
     spaced = ", add_prefix_space=True" if task.form == "words" and byte_level else ""
     inputs = f'{task.card_input(delta.meta.pairs)}, max_length={delta.meta.max_length}, return_tensors="pt"'

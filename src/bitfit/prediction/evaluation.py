@@ -47,9 +47,10 @@ class Evaluation:
         tables = _table(scores)
         if self.by_class:
             classes: list[tuple[str, ...]] = [("class", "precision", "recall", "F1", "rows")]
-            for own in self.by_class:
-                fractions = (f"{100 * value:.1f}" for value in (own.precision, own.recall, own.f1))
-                classes.append((own.label, *fractions, f"{own.support:,}"))
+            for of_class in self.by_class:
+                fractions = (of_class.precision, of_class.recall, of_class.f1)
+                percentages = (f"{100 * value:.1f}" for value in fractions)
+                classes.append((of_class.label, *percentages, f"{of_class.support:,}"))
             tables += _table(classes)
         return f"{tables}<p>{self.rows:,} rows, {len(self.errors):,} of them answered wrongly</p>"
 

@@ -58,9 +58,9 @@ def export(delta: Delta, base: Base, folder: str | Path, fold: bool = False) -> 
 
 
 def require_cut_texts(delta: Delta) -> None:
-    """Refuse a delta that reads long texts otherwise than from the head: what is exported would cut them."""
+    """Refuse a delta that does not simply cut long texts: the exported model would cut them."""
     if delta.meta.long != HEAD_OF_TEXT:
-        what = f"the delta reads long texts by --long {delta.meta.long}, which transformers does not"
+        what = f"the delta was trained with --long {delta.meta.long}, which transformers does not offer"
         raise UsageError(f"{what}; use bitfit predict or serve, or train with --long head")
 
 
@@ -75,51 +75,51 @@ def _tokenizer(base: Base, max_length: int) -> Any:
 
 
 def _save(delta: Delta, base: Base, model: Model, task: Task, folder: Path) -> Exported:
-    """Write configuration and weights; what a reader of the card must know of them."""
+    """Write configuration and weights; returns how the model differs from the stock class, for the card."""
     head = head_tensors(delta, task)
-    whole = _stock_model(base, model, task) or copy.deepcopy(base.encoder)
+    merged = _stock_model(base, model, task) or copy.deepcopy(base.encoder)
     stock = stock_class(base, model, task) is not None
-    encoder = whole.base_model if stock else whole
+    encoder = merged.base_model if stock else merged
     assert isinstance(encoder, nn.Module)
-    lacking = base.target.lacking
-    biases = {name: lacking[name] for name in delta.entries if name in lacking}
-    switches = _make_room(whole, encoder, biases)
+    absent_biases = base.target.lacking
+    biases = {name: absent_biases[name] for name in delta.entries if name in absent_biases}
+    switches = _make_room(merged, encoder, biases)
     parameters = dict(encoder.named_parameters())
     outside = {name: torch.zeros(shape) for name, shape in biases.items() if name not in parameters}
     with torch.no_grad():
         for name, (index, values) in delta.entries.items():
             target = parameters.get(name, outside.get(name))
-            if target is not None:  # a class for tokens leaves a pooler out, which nothing of it would call
+            if target is not None:  # a class for tokens has no pooler, which it would never call
                 write_entries(target, index, values)
-        grafts = {name: tensor for name, tensor in delta.grafts(base).items() if name not in lacking}
+        grafts = {name: tensor for name, tensor in delta.grafts(base).items() if name not in absent_biases}
         adapters = _merge(target_of(encoder, base.config.model_type, base.anatomy), grafts)
     if stock:
-        for name, value in renamed(head, whole, task).items():
+        for name, value in renamed(head, merged, task).items():
             owner, _, attribute = name.rpartition(".")
-            whole.get_submodule(owner)._parameters[attribute] = nn.Parameter(value)
-    own_code = bool(outside or adapters) or not stock
-    exported = Exported(tuple(biases), switches, tuple(outside), tuple(adapters), own_code)
-    made: Any = _own_model(base, model, task, whole, stock, head, outside, adapters) if own_code else whole
+            merged.get_submodule(owner)._parameters[attribute] = nn.Parameter(value)
+    custom_code = bool(outside or adapters) or not stock
+    exported = Exported(tuple(biases), switches, tuple(outside), tuple(adapters), custom_code)
+    made: Any = _custom_model(base, model, task, merged, stock, head, outside, adapters) if custom_code else merged
     _name_labels(made.config, task)
     made.save_pretrained(folder)
-    if exported.own_code:
+    if exported.custom_code:
         shutil.copyfile(CODE, folder / CODE.name)
     return exported
 
 
-def _own_model(
+def _custom_model(
     base: Base,
     model: Model,
     task: Task,
-    whole: nn.Module,
+    merged: nn.Module,
     stock: bool,
     head: dict[str, Tensor],
     outside: dict[str, Tensor],
     adapters: dict[str, Tensor],
 ) -> Any:
-    """The model as the code that goes into the folder computes it."""
+    """The model as a class of the modeling code that goes into the folder."""
     name = task.transformers_class.replace("AutoModel", "Bitfit")
-    inner: Any = whole.config
+    inner: Any = merged.config
     config = modeling_bitfit.BitfitConfig(
         encoder_config=inner.to_dict(),
         pool="cls" if stock and not task.by_token else model.pool,
@@ -137,9 +137,9 @@ def _own_model(
     with torch.device("meta"):
         made = getattr(modeling_bitfit, name)(config)
     if config.pool == "cls":
-        made.model = whole
+        made.model = merged
     else:
-        made.model = whole.base_model if stock else whole
+        made.model = merged.base_model if stock else merged
         for form in ("weight", "bias"):
             setattr(made.classifier, form, nn.Parameter(head[f"classifier.{form}"]))
     for name, value in outside.items():
@@ -152,14 +152,14 @@ def _own_model(
 
 
 def _widths(adapters: dict[str, Tensor]) -> dict[str, int]:
-    """The width of each adapter, by the module that it stands behind."""
+    """Module -> width of the adapter on its outputs."""
     end = ".adapter_down.bias"
     return {name.removesuffix(end): len(value) for name, value in adapters.items() if name.endswith(end)}
 
 
 def _merge(target: Target, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Add grafts to the matrices beside them where one can; returns the tensors of adapters, which stay apart."""
-    apart: dict[str, Tensor] = {}
+    """Merge grafts into the matrices beside them; returns the tensors of adapters, which cannot be merged."""
+    adapters: dict[str, Tensor] = {}
     for place, roles in by_place(tensors).items():
         change = GRAFTS[place.graft].merged({role: tensors[name] for role, name in roles.items()})
         if change is not None:
@@ -167,61 +167,63 @@ def _merge(target: Target, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             matrix = weight if target.architecture.output_axis == 0 else weight.t()
             matrix[target.columns(place)] += change
         elif place.graft == "adapter":
-            apart |= {name: tensors[name] for name in roles.values()}
+            adapters |= {name: tensors[name] for name in roles.values()}
         else:
-            raise DeltaError(f"a delta with {place.graft} cannot be exported; use bitfit predict instead")
-    return apart
+            raise DeltaError(f"a delta with {place.graft} parameters cannot be exported; use bitfit predict instead")
+    return adapters
 
 
-def _make_room(whole: Any, encoder: nn.Module, biases: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """Give a model parameters for injected biases where a setting of its class has them; returns these settings."""
-    prefix = "" if encoder is whole else whole.base_model_prefix + "."
+def _make_room(merged: Any, encoder: nn.Module, biases: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """Add parameters for injected biases where a setting of the model's class does; returns these settings."""
+    prefix = "" if encoder is merged else merged.base_model_prefix + "."
     wanted = {prefix + name for name in biases}
     switches = []
-    for name in architecture(whole.config.model_type).switches:
-        off = getattr(whole.config, name, None) is False
-        if off and biases and wanted & _stock_shapes(whole, name).keys():
+    for name in architecture(merged.config.model_type).switches:
+        off = getattr(merged.config, name, None) is False
+        if off and biases and wanted & _stock_shapes(merged, name).keys():
             switches.append(name)
     if not switches:
         return ()
-    parameters = dict(whole.named_parameters())
-    for name, shape in _stock_shapes(whole, *switches).items():
-        if name not in parameters:  # a setting makes room for more biases than were asked for: those stay zero
-            whole.get_submodule(name.removesuffix(".bias")).register_parameter("bias", nn.Parameter(torch.zeros(shape)))
+    parameters = dict(merged.named_parameters())
+    for name, shape in _stock_shapes(merged, *switches).items():
+        if name not in parameters:  # a setting may add more biases than the delta injects; those stay zero
+            merged.get_submodule(name.removesuffix(".bias")).register_parameter(
+                "bias", nn.Parameter(torch.zeros(shape))
+            )
     for name in switches:
-        setattr(whole.config, name, True)
+        setattr(merged.config, name, True)
     return tuple(switches)
 
 
-def _stock_shapes(whole: Any, *switches: str) -> dict[str, tuple[int, ...]]:
-    config = copy.deepcopy(whole.config)
+def _stock_shapes(merged: Any, *switches: str) -> dict[str, tuple[int, ...]]:
+    config = copy.deepcopy(merged.config)
     for name in switches:
         setattr(config, name, True)
     with torch.device("meta"):
-        return {name: tuple(p.shape) for name, p in type(whole)(config).named_parameters()}
+        return {name: tuple(p.shape) for name, p in type(merged)(config).named_parameters()}
 
 
 def stock_class(base: Base, model: Model, task: Task) -> str | None:
-    """The class of transformers that computes the merged model; None if it has none."""
+    """The class of transformers that computes the merged model; None if there is none."""
     name = task.transformers_class
     if model.pool == "cls":
         return name
     if model.pool == "mean" or type(base.config) not in getattr(transformers, name)._model_mapping:
         return None
-    whole = empty_task_model(base, name, task.outputs)
-    return name if len(linears(whole, task.outputs)) == 1 and _fits(base, whole) else None
+    merged = empty_task_model(base, name, task.outputs)
+    return name if len(linears(merged, task.outputs)) == 1 and _fits(base, merged) else None
 
 
 def _stock_model(base: Base, model: Model, task: Task) -> nn.Module | None:
-    """A model of that class with the base's weights."""
+    """A model of the stock class with the base's weights; None if there is no such class."""
     name = stock_class(base, model, task)
     if name is None:
         return None
     if model.pool == "cls":
-        return copy.deepcopy(model.whole)
-    whole = empty_task_model(base, name, task.outputs).to_empty(device="cpu")
-    whole.base_model.load_state_dict(base.encoder.state_dict(), strict=False)  # type: ignore[union-attr]
-    return whole
+        return copy.deepcopy(model.head_model)
+    merged = empty_task_model(base, name, task.outputs).to_empty(device="cpu")
+    merged.base_model.load_state_dict(base.encoder.state_dict(), strict=False)  # type: ignore[union-attr]
+    return merged
 
 
 def empty_task_model(base: Base, name: str, outputs: int) -> nn.Module:
@@ -232,40 +234,43 @@ def empty_task_model(base: Base, name: str, outputs: int) -> nn.Module:
         return getattr(transformers, name).from_config(config)  # type: ignore[no-any-return]
 
 
-def _fits(base: Base, whole: nn.Module) -> bool:
-    wanted = whole.base_model.state_dict()  # type: ignore[union-attr]
+def _fits(base: Base, merged: nn.Module) -> bool:
+    wanted = merged.base_model.state_dict()  # type: ignore[union-attr]
     return wanted.keys() <= base.encoder.state_dict().keys() and not base.missing & wanted.keys()
 
 
-def linears(whole: nn.Module, outputs: int) -> list[str]:
-    """The linear layers outside the encoder, if they alone make the head."""
-    prefix = str(whole.base_model_prefix) + "."
-    own = {name: m for name, m in whole.named_modules() if not (name + ".").startswith(prefix) and m._parameters}
-    fitting = [n for n, m in own.items() if isinstance(m, nn.Linear) and m.out_features == outputs]
-    return fitting if len(fitting) == len(own) else []
+def linears(merged: nn.Module, outputs: int) -> list[str]:
+    """The linear layers outside the encoder with this number of outputs; none if the head has other layers too."""
+    prefix = str(merged.base_model_prefix) + "."
+    head = {}
+    for name, module in merged.named_modules():
+        if module._parameters and not f"{name}.".startswith(prefix):
+            head[name] = module
+    fitting = [name for name, m in head.items() if isinstance(m, nn.Linear) and m.out_features == outputs]
+    return fitting if len(fitting) == len(head) else []
 
 
 def head_tensors(delta: Delta, task: Task) -> dict[str, Tensor]:
-    """The head as a class of transformers computes it: on the scale of the labels."""
+    """The head's tensors, without their prefix; its outputs are on the scale of the labels."""
     head = {name.removeprefix(HEAD): torch.from_numpy(np.array(v)) for name, v in delta.head.items()}
     return _on_label_scale(head, task)
 
 
-def renamed(head: dict[str, Tensor], whole: nn.Module, task: Task) -> dict[str, Tensor]:
+def renamed(head: dict[str, Tensor], merged: nn.Module, task: Task) -> dict[str, Tensor]:
     """The head's tensors by the names that a class of transformers gives them."""
     if not task.by_token:
         return head
-    name = linears(whole, task.outputs)[0]
+    name = linears(merged, task.outputs)[0]
     return {f"{name}.{form}": head[f"classifier.{form}"] for form in ("weight", "bias")}
 
 
 def _on_label_scale(head: dict[str, Tensor], task: Task) -> dict[str, Tensor]:
-    # Regression was trained on standardised labels; the last linear layer takes the scale in.
+    # Regression was trained on standardised labels; the last linear layer is scaled and shifted instead.
     if (task.center, task.spread) == (0.0, 1.0):
         return head
     final = [name for name in head if name.endswith("weight") and head[name].shape[0] == 1][-1].removesuffix("weight")
     if final + "bias" not in head:
-        raise DeltaError("this architecture's head has no bias to carry the labels' mean; use bitfit predict instead")
+        raise DeltaError("this architecture's head has no bias for the labels' mean; use bitfit predict instead")
     scaled = {final + "weight": head[final + "weight"] * task.spread}
     scaled[final + "bias"] = head[final + "bias"] * task.spread + task.center
     return {**head, **scaled}

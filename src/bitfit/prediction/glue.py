@@ -38,12 +38,12 @@ def submit(
 def _task_of(predictor: Predictor, name: str | None) -> NamedTask:
     name = name or predictor.delta.meta.name
     if name is None:
-        raise UsageError("the delta was not trained on a named task; say which one it is for with --task TASK")
+        raise UsageError("the delta was not trained on a named task; pass its task with --task TASK")
     task = sources.named_task(name)
     if not task.glue:
-        raise UsageError(f"{task.name} is not a task of GLUE, so there is no file for its server")
+        raise UsageError(f"{task.name} is not a task of GLUE, so the GLUE server takes no predictions for it")
     if task.kind != predictor.task.kind or len(task.labels) != len(predictor.task.labels):
-        raise UsageError(f"the delta answers another task than {task.name}: {predictor.task.kind}, other labels")
+        raise UsageError(f"the delta does not fit {task.name}: its kind ({predictor.task.kind}) or its labels differ")
     return task
 
 

@@ -66,11 +66,11 @@ class Resident:
     max_length: int
     stride: int
     paired: bool  # whether it takes two texts
-    long: str = HEAD_OF_TEXT  # what of a text that is too long is read
+    long: str = HEAD_OF_TEXT  # what is read of a text that is too long
 
     @property
     def shape(self) -> tuple[str, int, int, bool, str]:
-        """How it encodes texts: those of residents with equal shapes are encoded together."""
+        """The settings of its encoder; texts of residents with equal settings are encoded together."""
         return self.task.form, self.max_length, self.stride, self.paired, self.long
 
     def answers(self, reading: Reading, outputs: Array) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ class Resident:
 
     @cached_property
     def dense(self) -> bool:
-        """Whether it replaces whole matrices of the base."""
+        """Whether it replaces entire matrices of the base."""
         for slot in self.lane.slots:
             is_matrix = slot.index is None and len(slot.shape) > 1
             if is_matrix and slot.name in self.model.base.parameters and slot.name not in self.model.head:
@@ -110,7 +110,7 @@ class Host:
         self._per_thread = local()  # a tokenizer has settings, so threads cannot share one
 
     def admit(self, delta: Delta, fold: bool = True) -> Resident:
-        """Check a delta against the base and its task, and make it ready.
+        """Check a delta against the base and its task, and make a resident of it.
 
         With `fold` the delta is folded: it takes less memory, and its outputs differ by rounding.
         """
@@ -118,7 +118,7 @@ class Host:
         meta = delta.meta
         longest = self.base.max_length
         if not 3 <= meta.max_length <= longest:
-            raise DeltaError(f"the delta reads {meta.max_length} tokens, its base takes 3 to {longest}")
+            raise DeltaError(f"the delta reads {meta.max_length} tokens; its base takes 3 to {longest}")
         with self._admitting:
             model = self._model(task.outputs, meta.pool)
             if fold:
@@ -127,7 +127,7 @@ class Host:
         return Resident(task, model, lane, meta.max_length, meta.stride, meta.pairs, meta.long)
 
     def plain(self) -> Resident:
-        """The base with an empty head, for probes whether it works."""
+        """The base with an empty head, for health checks."""
         model = Model(self.base, 1)
         lane = lane_to_train(model, select(model.anatomy, "none"), head="frozen")
         return Resident(Task.of("regression", ()), model, lane, 8, 0, False)
@@ -168,7 +168,7 @@ class Host:
                 if resident not in out:
                     count = resident.model.output_count(rows[resident])
                     out[resident] = np.zeros((count, logits.shape[1]), np.float32)
-                out[resident][resident.model.output_places(rows[resident], some)] = logits
+                out[resident][resident.model.output_index(rows[resident], some)] = logits
         return out
 
     def outputs(self, batch: Sequence[tuple[Resident, Rows]]) -> list[Array]:
@@ -215,7 +215,10 @@ class Host:
 
 
 def _banks(residents: Iterable[Resident]) -> list[list[Resident]]:
-    """The residents of each bank: one bank for all, and one for each with whole matrices, which would be copied."""
+    """The residents of each bank: one bank for each dense resident, and one for all others.
+
+    In a shared bank, the matrices of a dense resident would be copied for every lane.
+    """
     shared = []
     banks = []
     for resident in residents:
@@ -242,4 +245,4 @@ def _check_text(text: object) -> None:
     if not isinstance(strings, tuple | list) or not all(isinstance(string, str) for string in strings):
         raise UsageError(f"{text!r} is not a text, a pair of texts or a list of words")
     if any(SURROGATE.search(string) for string in strings):
-        raise UsageError("a text holds half a character (a lone surrogate), which is not valid Unicode")
+        raise UsageError("a text contains a lone surrogate (half a character), which is not valid Unicode")

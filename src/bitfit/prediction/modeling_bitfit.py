@@ -19,7 +19,7 @@ from transformers.modeling_outputs import (
 
 
 class BitfitConfig(PreTrainedConfig):  # type: ignore[misc]
-    """The configuration of the encoder, and what the head on it sees."""
+    """The configuration of the encoder, and what the head reads."""
 
     model_type = "bitfit"
 
@@ -36,11 +36,11 @@ class BitfitConfig(PreTrainedConfig):  # type: ignore[misc]
     ) -> None:
         super().__init__(**others)
         self.encoder_config = encoder_config or {}
-        self.pool = pool  # "mean": the mean of a text's states; "tokens": every state; "cls": the encoder's own head
+        self.pool = pool  # "mean": the mean of a text's states; "tokens": every state; "cls": the architecture's head
         self.width = width  # of a state
         self.segments = segments  # whether the encoder takes token_type_ids
         self.injected = injected or []  # biases that are added to layers without one
-        self.adapters = adapters or {}  # module -> width of the bottleneck behind it
+        self.adapters = adapters or {}  # module -> width of the bottleneck on its outputs
         self.activation = activation  # inside these bottlenecks
 
 
@@ -70,7 +70,7 @@ class _Bitfit(PreTrainedModel):  # type: ignore[misc]
         return self.model.base_model if self.config.pool == "cls" else self.model
 
     def states(self, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None) -> Any:
-        """The encoder's states, or its own head's answer where that is the head."""
+        """The encoder's states; with pool "cls" the logits of the architecture's head."""
         batch = {"input_ids": input_ids, "attention_mask": attention_mask}
         if self.config.segments and token_type_ids is not None:
             batch["token_type_ids"] = token_type_ids
@@ -79,7 +79,7 @@ class _Bitfit(PreTrainedModel):  # type: ignore[misc]
 
 
 def add_adapters(encoder: Any, config: BitfitConfig) -> None:
-    """Put the bottlenecks of a configuration behind their modules."""
+    """Add the bottlenecks of a configuration to the outputs of their modules."""
     activation = ACT2FN[config.activation]
 
     def add(layer: Any, _: Any, output: Tensor) -> Any:
@@ -134,7 +134,7 @@ class BitfitForTokenClassification(_Bitfit):
 
 
 class BitfitForQuestionAnswering(_Bitfit):
-    """A head on every state that says whether an answer begins and ends there."""
+    """A head on every state, with a logit for the start of an answer and one for its end."""
 
     def forward(
         self,
@@ -143,6 +143,6 @@ class BitfitForQuestionAnswering(_Bitfit):
         token_type_ids: Tensor | None = None,
         **_: Any,
     ) -> QuestionAnsweringModelOutput:
-        """The logits of begins and ends."""
+        """The logits of starts and ends."""
         logits = self.classifier(self.states(input_ids, attention_mask, token_type_ids))
         return QuestionAnsweringModelOutput(start_logits=logits[..., 0], end_logits=logits[..., 1])

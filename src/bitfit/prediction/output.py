@@ -27,7 +27,8 @@ def check_output(path: Path, *inputs: Path) -> None:
     if path == STANDARD:
         return
     if _is_regular(path) and path.suffix.lower() not in WRITERS:
-        raise UsageError(f"{path}: no known ending; name a file that ends in {', '.join(WRITERS)}, or - for output")
+        endings = ", ".join(WRITERS)
+        raise UsageError(f"{path}: the format is unknown; end the name in {endings}, or write - for standard output")
     if not path.parent.is_dir():
         raise UsageError(f"{path}: there is no folder {path.parent}; create it or correct the path")
     check_target(path, *inputs)

@@ -1,7 +1,7 @@
 """Export for PEFT: a delta of LoRA pairs or biases as a folder that `PeftModel.from_pretrained` loads.
 
-A delta with pairs becomes a LoRA folder, any other a BEFT folder. Both save modules whole where a change has no other
-place there: the head, LayerNorms, a pooler.
+A delta with pairs becomes a LoRA folder, any other a BEFT folder. What neither method can represent, such as changes of
+the head, of LayerNorms and of a pooler, is saved as entire modules (`modules_to_save`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ INSTEAD = "bitfit export without --peft writes a merged model"
 
 
 def export_peft(delta: Delta, base: Base, folder: str | Path) -> Path:
-    """Write the delta as a PEFT folder with a model card, all or nothing; DeltaError if PEFT has no place for it."""
+    """Write the delta as a PEFT folder with a model card, atomically; DeltaError if PEFT cannot represent it."""
     target = Path(folder)
     require_cut_texts(delta)
     task = Task.of_delta(delta)
@@ -63,59 +63,60 @@ def _require_class(base: Base, model: Model, task: Task) -> None:
     if task.transformers_class not in TASK_TYPES:
         raise DeltaError(f"PEFT has no task type for {task.kind}; {INSTEAD}")
     if model.pool == "mean":
-        raise DeltaError(f"no class that PEFT wraps has a head on mean states; train with --pool cls, or {INSTEAD}")
+        raise DeltaError(f"PEFT has no head on mean-pooled states; train with --pool cls, or use: {INSTEAD}")
     if stock_class(base, model, task) is None:
         kind = f"{task.transformers_class} of {base.config.model_type}"
-        raise DeltaError(f"{kind} computes something else than this delta's head; {INSTEAD}")
+        raise DeltaError(f"the head of {kind} differs from this delta's head; {INSTEAD}")
 
 
 @dataclass
 class _Adapter:
-    """What goes into the folder, by the names of the class that PEFT wraps."""
+    """The contents of the folder, by the names of the class that PEFT wraps."""
 
     prefix: str  # of the encoder's names
     tensors: dict[str, Tensor] = field(default_factory=dict)  # as PEFT saves them
     ranks: dict[str, int] = field(default_factory=dict)  # of LoRA, by module
     alphas: dict[str, float] = field(default_factory=dict)
     biased: list[str] = field(default_factory=list)  # modules that BEFT adds a vector to
-    whole: list[str] = field(default_factory=list)  # modules that are saved whole
+    saved_modules: list[str] = field(default_factory=list)  # modules with all of their parameters
     biases: bool = False  # whether biases of the base are saved beside LoRA
 
     @classmethod
     def of(cls, delta: Delta, base: Base, model: Model, task: Task) -> _Adapter:
         """The delta as PEFT would have saved it."""
         tokens = model.pool == "tokens"
-        shell = empty_task_model(base, task.transformers_class, task.outputs) if tokens else model.whole
-        adapter = cls(f"{shell.base_model_prefix}.")
+        wrapped = empty_task_model(base, task.transformers_class, task.outputs) if tokens else model.head_model
+        adapter = cls(f"{wrapped.base_model_prefix}.")
         grafts = delta.grafts(base)
         pairs = {name: tensor for name, tensor in grafts.items() if name not in base.target.lacking}
         vectors = {name: tensor for name, tensor in grafts.items() if name in base.target.lacking}
         adapter.add_pairs(base.target, pairs)
         adapter.add_vectors(base, vectors)
         adapter.add_changes(base, _changed(delta, base))
-        adapter.add_head(renamed(head_tensors(delta, task), shell, task))
+        adapter.add_head(renamed(head_tensors(delta, task), wrapped, task))
         if not adapter.ranks and not adapter.biased:
             adapter.add_nothing(base)
         return adapter
 
     def add_pairs(self, target: Target, tensors: Mapping[str, Tensor]) -> None:
-        """LoRA pairs; those beside parts of one matrix become one pair, whose rank is the sum of theirs."""
+        """Add LoRA pairs; pairs beside parts of one matrix become one pair, whose rank is the sum of theirs."""
         modules: defaultdict[str, list[tuple[Place, dict[str, Tensor]]]] = defaultdict(list)
         for place, roles in by_place(tensors).items():
             if place.graft != "lora":
-                raise DeltaError(f"the delta has {place.graft} parameters, which PEFT has no place for; {INSTEAD}")
+                raise DeltaError(f"the delta has {place.graft} parameters, which PEFT cannot represent; {INSTEAD}")
             modules[place.module].append((place, {role: tensors[name] for role, name in roles.items()}))
-        for module, found in modules.items():
-            self._add_pair(target, module, found)
+        for module, pairs in modules.items():
+            self._add_pair(target, module, pairs)
 
-    def _add_pair(self, target: Target, module: str, found: list[tuple[Place, dict[str, Tensor]]]) -> None:
-        downs, ups = [], []
-        scales = {float(roles["scale"]) if "scale" in roles else 1.0 for _, roles in found}
-        scale = scales.pop() if len(scales) == 1 else 1.0
-        for place, roles in found:
-            own = float(roles["scale"]) if "scale" in roles else 1.0
+    def _add_pair(self, target: Target, module: str, pairs: list[tuple[Place, dict[str, Tensor]]]) -> None:
+        scales = [float(roles["scale"]) if "scale" in roles else 1.0 for _, roles in pairs]
+        # PEFT has one scale per module; if the pairs differ, each puts its scale into B.
+        scale = scales[0] if len(set(scales)) == 1 else 1.0
+        downs = []
+        ups = []
+        for (place, roles), pair_scale in zip(pairs, scales, strict=True):
             downs.append(roles["A"])
-            ups.append(_in_rows(target, place, roles["B"] * (own / scale)))
+            ups.append(_in_rows(target, place, roles["B"] * (pair_scale / scale)))
         name = self.prefix + module
         rank = sum(len(down) for down in downs)
         self._put(f"{name}.lora_A.weight", torch.cat(downs))
@@ -124,11 +125,11 @@ class _Adapter:
         self.alphas[name] = scale * rank
 
     def add_vectors(self, base: Base, tensors: Mapping[str, Tensor]) -> None:
-        """Biases for layers that have none."""
+        """Add biases of layers that have none."""
         for name, value in tensors.items():
             module = name.removesuffix(".bias")
             if self.ranks or not isinstance(base.encoder.get_submodule(module), nn.Linear):
-                raise DeltaError(f"PEFT has no place for the injected {name}; {INSTEAD}")
+                raise DeltaError(f"PEFT cannot represent the injected {name} of this delta; {INSTEAD}")
             self._add_vector(module, value)
 
     def _add_vector(self, module: str, value: Tensor) -> None:
@@ -136,7 +137,7 @@ class _Adapter:
         self._put(f"{self.prefix}{module}.beft_bias", value.reshape(1, -1))
 
     def add_changes(self, base: Base, changed: Mapping[str, Tensor]) -> None:
-        """Parameters of the base with other values: biases by themselves where PEFT can, else their modules whole."""
+        """Add changed parameters of the base: biases alone where PEFT can, else all parameters of their modules."""
         modules: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
         for name, value in changed.items():
             module, _, leaf = name.rpartition(".")
@@ -151,50 +152,51 @@ class _Adapter:
             elif only_bias and isinstance(owner, nn.Linear):
                 self._add_vector(module, leaves["bias"] - base.parameters[f"{module}.bias"].cpu())
             elif self.prefix + module in (*self.ranks, *self.biased):
-                raise DeltaError(f"PEFT has no place for another matrix of {module} beside its adapter; {INSTEAD}")
+                raise DeltaError(f"PEFT cannot replace the matrix of {module}, which has an adapter; {INSTEAD}")
             else:
-                own = {name: parameter.cpu() for name, parameter in owner.named_parameters()}
-                self._add_whole(self.prefix + module, own | leaves)
+                originals = {name: parameter.cpu() for name, parameter in owner.named_parameters()}
+                self._add_module(self.prefix + module, originals | leaves)
 
     def add_head(self, head: Mapping[str, Tensor]) -> None:
-        """The head: every module of it whole."""
+        """Add all modules of the head."""
         modules: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
         for name, value in head.items():
             module, _, leaf = name.partition(".")
             modules[module][leaf] = value
         for module, leaves in modules.items():
-            self._add_whole(module, leaves)
+            self._add_module(module, leaves)
 
-    def _add_whole(self, module: str, leaves: Mapping[str, Tensor]) -> None:
-        self.whole.append(module)
+    def _add_module(self, module: str, leaves: Mapping[str, Tensor]) -> None:
+        self.saved_modules.append(module)
         for leaf, value in leaves.items():
             self._put(f"{module}.{leaf}", value)
 
     def add_nothing(self, base: Base) -> None:
-        """A vector of zeros: a BEFT folder needs one adapted layer."""
-        taken = set(self.whole)
+        """Add a vector of zeros: a BEFT folder needs at least one adapted layer."""
+        taken = set(self.saved_modules)
         for site in base.anatomy.sites:
             module = site.name.removesuffix(".weight")
             free = site.layer is not None and self.prefix + module not in taken
             if free and module != site.name and isinstance(base.encoder.get_submodule(module), nn.Linear):
                 self._add_vector(module, torch.zeros(site.shape[0]))
                 return
-        raise DeltaError(f"PEFT trains biases of nn.Linear layers, and {base.config.model_type} has none; {INSTEAD}")
+        raise DeltaError(f"PEFT adapts nn.Linear layers only, and {base.config.model_type} has none; {INSTEAD}")
 
     def _put(self, name: str, value: Tensor) -> None:
         self.tensors[PREFIX + name] = value.detach().cpu().clone().contiguous()
 
     def config(self, delta: Delta, base: Base, task: Task) -> dict[str, Any]:
-        """adapter_config.json."""
+        """The content of adapter_config.json."""
         common = {
             "base_model_name_or_path": delta.meta.hub_base or base.name,
             "inference_mode": True,
-            "modules_to_save": self.whole,
+            "modules_to_save": self.saved_modules,
             **_task_type(base, task),
         }
         if not self.ranks:
             return {**common, "peft_type": "BEFT", "target_modules": self.biased}
-        rank, alpha = _commonest(self.ranks.values()), _commonest(self.alphas.values())
+        rank = _most_common(self.ranks.values())
+        alpha = _most_common(self.alphas.values())
         return {
             **common,
             "peft_type": "LORA",
@@ -204,13 +206,13 @@ class _Adapter:
             "lora_dropout": 0.0,
             "bias": "all" if self.biases else "none",
             "fan_in_fan_out": base.target.architecture.output_axis == 1,
-            "rank_pattern": {name: own for name, own in self.ranks.items() if own != rank},
-            "alpha_pattern": {name: _number(own) for name, own in self.alphas.items() if own != alpha},
+            "rank_pattern": {name: other for name, other in self.ranks.items() if other != rank},
+            "alpha_pattern": {name: _number(other) for name, other in self.alphas.items() if other != alpha},
         }
 
 
 def _task_type(base: Base, task: Task) -> dict[str, Any]:
-    """The task type; none where PEFT's class for it would not hand the segment ids on that the delta needs."""
+    """The settings for the task type; no type where PEFT's class for it drops the segment ids that the delta needs."""
     if task.form != "windows" or not base.segments:
         return {"task_type": TASK_TYPES[task.transformers_class]}
     wrapped = getattr(transformers, task.transformers_class)._model_mapping[type(base.config)]
@@ -224,9 +226,9 @@ def _in_rows(target: Target, place: Place, up: Tensor) -> Tensor:
     if columns.stop is None:
         return up
     outputs = target.encoder.get_submodule(place.module).get_parameter("weight").shape[target.architecture.output_axis]
-    whole = up.new_zeros(outputs, up.shape[1])
-    whole[columns] = up
-    return whole
+    full = up.new_zeros(outputs, up.shape[1])
+    full[columns] = up
+    return full
 
 
 def _changed(delta: Delta, base: Base) -> dict[str, Tensor]:
@@ -239,11 +241,11 @@ def _changed(delta: Delta, base: Base) -> dict[str, Tensor]:
     return changed
 
 
-def _commonest(values: Iterable[Any]) -> Any:
-    found = list(values)
-    return max(found, key=found.count)
+def _most_common(values: Iterable[Any]) -> Any:
+    listed = list(values)
+    return max(listed, key=listed.count)
 
 
 def _number(value: float) -> float | int:
-    """A whole number as PEFT writes it."""
+    """A number as PEFT writes it: an integer if it is one."""
     return int(value) if value == int(value) else value

@@ -1,7 +1,7 @@
-"""Import: a LoRA or BEFT folder of PEFT as an ordinary delta that computes the same.
+"""Import: a LoRA or BEFT folder of PEFT as an ordinary delta with the same outputs.
 
 A pair beside a matrix of a layer stays a pair. Beside a matrix outside the layers (a pooler, a head) it is merged into
-that matrix, which the delta then holds whole.
+that matrix, and the delta holds the merged matrix.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ CLASSES = {
     "ForTokenClassification": "TOKEN_CLS",
     "ForQuestionAnswering": "QUESTION_ANS",
 }
-LONGEST = 512  # tokens that are read of a text if nobody says; PEFT saves no such number
-UNKNOWN_OUTPUTS = 1_000_003  # stands for a number of outputs that is not known yet; no layer has as many
+LONGEST = 512  # the default maximum length in tokens; PEFT does not save one
+UNKNOWN_OUTPUTS = 1_000_003  # a placeholder for the number of outputs, which no real layer has
 
 
 def import_peft(
@@ -54,46 +54,48 @@ def import_peft(
     max_length: int | None = None,
     pairs: bool = False,
 ) -> Delta:
-    """The delta that computes what a PEFT folder, here or `hf:owner/name` on the hub, computes.
+    """A PEFT folder, local or `hf:owner/name` on the hub, as a delta with the same outputs.
 
-    A folder says neither the names of its classes nor how texts are read. `labels` names them (else the base's
-    configuration does, or they are LABEL_0, LABEL_1, ...), `pairs` says that inputs are two texts, `max_length` where
-    texts are cut (512 tokens, or what the base takes). `task` is the kind, if it is not the usual one of the folder's
-    task type. A folder that bitfit exported says all of this.
+    PEFT saves neither the names of the classes nor how texts are read. `labels` names the classes (by default the
+    base's configuration does, or they are LABEL_0, LABEL_1, ...), `pairs` says that an input is two texts, and
+    `max_length` where texts are cut (by default 512 tokens, or the base's limit). `task` overrides the kind of task
+    that the folder's task type stands for. A folder that bitfit exported contains all of this.
     """
     adapter = read_folder(local_folder(folder, (CONFIG, WEIGHTS)))
     base = base if isinstance(base, Base) else _base_of(adapter, base)
-    asked = task or (adapter.origin.task if adapter.origin is not None else None)
-    kind = _kind(adapter, asked)
+    requested = task or (adapter.origin.task if adapter.origin is not None else None)
+    kind = _kind(adapter, requested)
     names = _Names.of(adapter, base, kind)
     outputs = _outputs(adapter, base, names)
-    found = _task(adapter, base, kind if asked or outputs > 1 else "regression", labels, outputs)
-    model = Model(base, outputs, "tokens" if found.by_token else "cls")
-    if stock_class(base, model, found) is None:
+    if outputs == 1 and not requested:
+        kind = "regression"
+    imported_task = _task(adapter, base, kind, labels, outputs)
+    model = Model(base, outputs, "tokens" if imported_task.by_token else "cls")
+    if stock_class(base, model, imported_task) is None:
         raise DeltaError(
-            f"{adapter.path}: {names.class_name} of {base.config.model_type} is more than one linear layer on the "
-            "states of the tokens, which a delta has no place for"
+            f"{adapter.path}: the head of {names.class_name} of {base.config.model_type} is more than one linear layer "
+            "on the states of the tokens, which a delta cannot represent"
         )
     importing = _Import(adapter, base, names, model)
     importing.check_shapes()
     tensors = importing.tensors()
-    delta = Delta(tensors, importing.meta(found, tensors, max_length, pairs))
-    lane_of_delta(model, delta)  # every check that a trained delta passes
+    delta = Delta(tensors, importing.meta(imported_task, tensors, max_length, pairs))
+    lane_of_delta(model, delta)  # makes every check that a trained delta passes
     return delta
 
 
 def _base_of(adapter: PeftFolder, spec: str | None) -> Base:
-    """The base that the user names, or the hub id in the folder. A path in a folder is not followed."""
+    """The base that the user names, else the hub id in the folder. A path in the folder's settings is not used."""
     if spec is not None:
         return load_base(spec)
     name = adapter.settings.base_model_name_or_path or ""
     if not HUB_ID.fullmatch(name) or Path(name).exists():
-        raise ModelError(f"{adapter.path / CONFIG}: names no hub id as its base ({name[:80]!r}); pass --base FOLDER")
+        raise ModelError(f"{adapter.path / CONFIG}: its base {name[:80]!r} is not a hub id; pass --base FOLDER")
     return load_base(name)
 
 
-def _kind(adapter: PeftFolder, asked: str | None) -> str:
-    """The kind of task that the task type, or the class of the base model, means."""
+def _kind(adapter: PeftFolder, requested: str | None) -> str:
+    """The requested kind of task, else the kind that the task type or the class of the base model stands for."""
     settings = adapter.settings
     declared = settings.task_type
     if declared is None:
@@ -101,13 +103,13 @@ def _kind(adapter: PeftFolder, asked: str | None) -> str:
         declared = next((kind for end, kind in CLASSES.items() if of_class.endswith(end)), None)
     kind = KINDS.get(declared or "")
     if kind is None and declared is not None:
-        raise DeltaError(f"{adapter.path}: task type {declared[:40]}; bitfit has {', '.join(KINDS)}")
-    if kind is None and asked is None:
-        raise UsageError(f"{adapter.path / CONFIG}: says no task type; say the kind of task with --task")
+        raise DeltaError(f"{adapter.path}: unknown task type {declared[:40]}; bitfit imports {', '.join(KINDS)}")
+    if kind is None and requested is None:
+        raise UsageError(f"{adapter.path / CONFIG}: has no task type; pass the kind of task with --task")
     by_token = {"tagging", "answering"}
-    if asked is not None and kind is not None and asked != kind and {asked, kind} & by_token:
-        raise UsageError(f"--task {asked}: the folder is for {kind}")
-    return asked or str(kind)
+    if requested is not None and kind is not None and requested != kind and {requested, kind} & by_token:
+        raise UsageError(f"--task {requested}: the folder is for {kind}")
+    return requested or str(kind)
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class _Names:
     """How the class of transformers that PEFT wrapped names its tensors."""
 
     class_name: str  # AutoModelFor...
-    prefix: str  # of the encoder's
+    prefix: str  # of the names in the encoder
     final: str  # the linear layer that gives the outputs
     tokens: bool
 
@@ -126,11 +128,11 @@ class _Names:
         if type(base.config) not in getattr(transformers, name)._model_mapping:
             raise DeltaError(f"{adapter.path}: transformers has no {name} for {base.config.model_type}")
         outputs = 2 if kind == "answering" else UNKNOWN_OUTPUTS
-        whole = empty_task_model(base, name, outputs)
-        final = [path for path, m in whole.named_modules() if getattr(m, "out_features", 0) == outputs]
+        wrapped = empty_task_model(base, name, outputs)
+        final = [path for path, module in wrapped.named_modules() if getattr(module, "out_features", 0) == outputs]
         if len(final) != 1:
-            raise DeltaError(f"{adapter.path}: {name} of {base.config.model_type} has no single layer of outputs")
-        return cls(name, f"{whole.base_model_prefix}.", final[0], task.by_token)
+            raise DeltaError(f"{adapter.path}: {name} of {base.config.model_type} has no single output layer")
+        return cls(name, f"{wrapped.base_model_prefix}.", final[0], task.by_token)
 
     def encoder(self, name: str) -> str | None:
         """A name of the encoder as the base has it; None for one of the head."""
@@ -154,7 +156,7 @@ def _outputs(adapter: PeftFolder, base: Base, names: _Names) -> int:
         return int(base.config.num_labels)
     shape = adapter.shapes[key]
     if len(shape) != 2 or not 0 < shape[0] < 1 << 20:
-        raise DeltaError(f"{adapter.path / WEIGHTS}: {key} has shape {shape}, which is no head")
+        raise DeltaError(f"{adapter.path / WEIGHTS}: {key} has shape {shape}, which is not that of a head")
     return shape[0]
 
 
@@ -188,7 +190,7 @@ class _Import:
     model: Model
 
     def check_shapes(self) -> None:
-        """Refuse tensors that the model has no place for, before any of them is read."""
+        """Refuse tensors that do not fit the model, before any of them is read."""
         adapter, names = self.adapter, self.names
         for name, key in adapter.values.items():
             self._require(key, self._shape(names.delta(name)))
@@ -210,10 +212,10 @@ class _Import:
     def _require(self, key: str, shape: tuple[int, ...] | None) -> None:
         where = self.adapter.path / WEIGHTS
         if shape is None:
-            raise DeltaError(f"{where}: {self.base.name} has no place for {key}; pass the right base with --base")
+            raise DeltaError(f"{where}: {self.base.name} has no parameter for {key}; pass the right base with --base")
         if self.adapter.shapes[key] != shape:
             raise DeltaError(
-                f"{where}: {key} has shape {self.adapter.shapes[key]}, and {self.base.name} takes {shape}; "
+                f"{where}: {key} has shape {self.adapter.shapes[key]}, but {self.base.name} takes {shape}; "
                 "pass the right base with --base"
             )
 
@@ -224,11 +226,11 @@ class _Import:
         return None if parameter is None else tuple(parameter.shape)
 
     def _sizes(self, module: str, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Inputs and outputs of a matrix."""
-        axis = 1 if self._turned(module) else 0
+        """The numbers of inputs and outputs of a matrix."""
+        axis = 1 if self._transposed(module) else 0
         return shape[1 - axis], shape[axis]
 
-    def _turned(self, module: str) -> bool:
+    def _transposed(self, module: str) -> bool:
         """Whether the columns of a module's matrix are its outputs, as in GPT-2; those of a head never are."""
         return self.names.encoder(module) is not None and self.base.target.architecture.output_axis == 1
 
@@ -250,7 +252,7 @@ class _Import:
         return tensors
 
     def _join_segments(self, tensors: Tensors) -> None:
-        """Give all segments the embedding of the first: PEFT's class for questions hands no segment ids on."""
+        """Give all segments the embedding of the first: PEFT's class for questions passes no segment ids on."""
         name = self.base.target.architecture.inputs["types"]
         before = tensors.pop(name, self.base.values(name))
         tensors[name + INDEX] = np.arange(before.shape[1], before.size, dtype=np.int64)
@@ -270,7 +272,7 @@ class _Import:
             name = self.names.delta(f"{module}.weight")
             change = scale * (up @ down)
             before = tensors[name] if name in tensors else self.base.values(name)
-            tensors[name] = before + (change.T if self._turned(module) else change)
+            tensors[name] = before + (change.T if self._transposed(module) else change)
 
     def _add_offset(self, tensors: Tensors, module: str, offset: Array) -> None:
         """Add a vector to a layer's bias; a layer without one gets it."""
@@ -283,43 +285,44 @@ class _Import:
             tensors[name] = offset
 
     def _complete_head(self, tensors: Tensors) -> None:
-        """Take from the base's checkpoint what the folder lacks of the head."""
-        lacking = {name for name in self.model.head if name not in tensors}
-        if not lacking:
+        """Add the tensors of the head that are not in the folder, from the base's checkpoint."""
+        missing = {name for name in self.model.head if name not in tensors}
+        if not missing:
             return
-        found = self._checkpoint_head()
-        absent = sorted(name.removeprefix(HEAD) for name in lacking - found.keys())
+        checkpoint = self._checkpoint_head()
+        absent = sorted(name.removeprefix(HEAD) for name in missing - checkpoint.keys())
         if absent:
             modules = sorted({name.partition(".")[0] for name in absent})
             raise DeltaError(
-                f"{self.adapter.path}: lacks {', '.join(absent)}, and so does the base: PEFT draws them anew at every "
-                f"loading; train again with modules_to_save={modules}"
+                f"{self.adapter.path}: neither the folder nor the base has {', '.join(absent)}, which PEFT initialises "
+                f"at random; train again with modules_to_save={modules}"
             )
-        tensors |= {name: found[name] for name in lacking}
+        tensors |= {name: checkpoint[name] for name in missing}
 
     def _checkpoint_head(self) -> Tensors:
-        """The head in the base's own checkpoint, by the delta's names; empty if it has none that fits."""
+        """The head in the base's checkpoint, by the delta's names; empty if it has none that fits."""
         source = self.base.config._name_or_path
-        kind = getattr(transformers, self.names.class_name)
+        model_class = getattr(transformers, self.names.class_name)
         try:
-            whole, info = kind.from_pretrained(
+            model, info = model_class.from_pretrained(
                 source, dtype=torch.float32, local_files_only=True, output_loading_info=True, trust_remote_code=False
             )
         except (OSError, ValueError, RuntimeError):  # not a checkpoint of this class
             return {}
-        found: Tensors = {}
-        for name, parameter in whole.named_parameters():
+        head: Tensors = {}
+        for name, parameter in model.named_parameters():
             target = self.names.delta(name)
             fits = target in self.model.head and self.model.head[target] == tuple(parameter.shape)
             if fits and name not in info["missing_keys"]:
-                found[target] = parameter.detach().numpy()
-        return found
+                head[target] = parameter.detach().numpy()
+        return head
 
     def meta(self, task: Task, tensors: Tensors, max_length: int | None, pairs: bool) -> Meta:
         """The metadata of the delta."""
-        base, model, origin = self.base, self.model, self.adapter.origin
+        base = self.base
+        origin = self.adapter.origin
         inject = _injected(base, tensors)
-        model = Model(base, task.outputs, model.pool, inject)
+        model = Model(base, task.outputs, self.model.pool, inject)
         head = sum(math.prod(shape) for shape in model.head.values())
         encoder = task.encoder(base, max_length or min(LONGEST, base.max_length))
         versions = {"bitfit": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
@@ -356,18 +359,18 @@ def _columns(pairs: bool) -> Columns:
 
 
 def _with_origin(meta: Meta, origin: Meta, max_length: int | None) -> Meta:
-    """The metadata of a folder that bitfit exported: what it says of the delta that it was made from."""
-    kept = ["fingerprint", "name", "columns", "trial", "recipe"]
+    """The metadata of a folder that bitfit exported, with fields of the delta that it was made from."""
+    names = ["fingerprint", "name", "columns", "trial", "recipe"]
     if max_length is None:
-        kept += ["max_length", "stride"]
+        names += ["max_length", "stride"]
     if (meta.task, meta.labels) == (origin.task, origin.labels):
-        kept += ["positive", "metric", "metrics"]
-    said: dict[str, Any] = {name: getattr(origin, name) for name in kept}
-    return replace(meta, **said, trained=min(origin.trained, meta.total))
+        names += ["positive", "metric", "metrics"]
+    fields: dict[str, Any] = {name: getattr(origin, name) for name in names}
+    return replace(meta, **fields, trained=min(origin.trained, meta.total))
 
 
 def _parts(target: Target, module: str) -> list[str]:
-    """The parts of a module's matrix that take a pair: "" is all of it, else q, k and v; none outside the layers."""
+    """The parts of a module's matrix that a pair is added to: "" for all of it, or q, k and v; none outside layers."""
     return [part for part in ("", "q", "k", "v") if target.matrix(Place("lora", module, part)) is not None]
 
 
@@ -377,17 +380,20 @@ def _parts(target: Target, module: str) -> list[str]:
 def _injected(base: Base, tensors: Tensors) -> str:
     """The text of --inject for the grafts among a delta's tensors."""
     target = base.target
-    lacking = [name for name in tensors if name in target.lacking]
+    biases = [name for name in tensors if name in target.lacking]
     texts = []
-    if lacking:
+    if biases:
         full = anatomy(target.architecture, {**target.anatomy.shapes, **target.lacking})
-        texts = [expression(full, [site for site in full.sites if site.name in lacking])]
+        texts = [expression(full, [site for site in full.sites if site.name in biases])]
     matrices: dict[tuple[int, float], list[Site]] = {}
     for name, array in tensors.items():
-        found = LORA.locate(name)
-        if found is None or found[1] != "A":
+        location = LORA.locate(name)
+        if location is None:
             continue
-        site = target.matrix(found[0])
+        place, role = location
+        if role != "A":
+            continue
+        site = target.matrix(place)
         assert site is not None
         scale = tensors[name.replace(".lora_A", ".lora_scale")][0]
         matrices.setdefault((len(array), float(scale)), []).append(site)
@@ -399,7 +405,7 @@ def _injected(base: Base, tensors: Tensors) -> str:
 
 def _selected(base: Base, tensors: Tensors, inject: str) -> str:
     """The text of --select for a delta's tensors."""
-    own = expression(base.anatomy, [site for site in base.anatomy.sites if site.name in tensors])
+    of_base = expression(base.anatomy, [site for site in base.anatomy.sites if site.name in tensors])
     if inject == NONE:
-        return own
-    return "injected" if own == NONE else f"injected + {own}"
+        return of_base
+    return "injected" if of_base == NONE else f"injected + {of_base}"

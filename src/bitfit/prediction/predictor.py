@@ -39,7 +39,7 @@ Source = Delta | str | Path
 class Predictor:
     """A base with one delta, ready for texts.
 
-    `long` is what is read of a text that is too long, instead of what the delta says: head, head+tail or windows.
+    `long` overrides what the delta reads of a text that is too long: head, head+tail or windows.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Predictor:
         split: str | None = None,
         folder: str | Path | None = None,
         encoding: str | None = None,
-        **given: str | None,
+        **column_names: str | None,
     ) -> tuple[int, Mapping[str, Score], tuple[str, ...]]:
         """The number of rows, every metric with its interval, and notes: the short form of `evaluation`."""
-        result = self.evaluation(source, split, folder, encoding, **given)
+        result = self.evaluation(source, split, folder, encoding, **column_names)
         return result.rows, result.scores, result.notes
 
     def evaluation(
@@ -88,20 +88,20 @@ class Predictor:
         folder: str | Path | None = None,
         encoding: str | None = None,
         positive: str | None = None,
-        **given: str | None,
+        **column_names: str | None,
     ) -> Evaluation:
         """The delta's results on labelled rows.
 
         The source is a labelled file, a folder (its test file, or the split), a named task (dev, or the split), whose
-        data is looked for in `folder` first, or rows in memory. `given` names columns: text, text_pair, label.
+        data is looked for in `folder` first, or rows in memory. `column_names` are text, text_pair and label.
         """
         labelled_rows, named, source_notes = _labelled_rows(source, split, folder, encoding)
         if named is not None and named.kind != self.task.kind:
-            raise DataError(f"{named.name} is a task of {named.kind}, and the delta is for {self.task.kind}")
+            raise DataError(f"{named.name} is a {named.kind} task, but the delta is for {self.task.kind}")
         task = self.task if positive is None else self.task.with_positive(positive)
         sample = Sample.of(labelled_rows)
         by_number = named is not None or self.delta.meta.name is not None
-        columns = self.columns_in(sample, True, **given)
+        columns = self.columns_in(sample, True, **column_names)
         columns = replace(columns, numbered=by_number, separator=self.columns.separator)
         examples, notes = loading.load_labelled(sample, columns, task.kind, task.labels)
         encoder = self._host.encoder(self._resident)
@@ -128,7 +128,7 @@ class Predictor:
         if not wrong:
             return
         chosen = reading.take(wrong)
-        indices = self._resident.model.output_places(reading.rows, reading.encoded.rows_of(np.array(wrong)))
+        indices = self._resident.model.output_index(reading.rows, reading.encoded.rows_of(np.array(wrong)))
         answers = self._resident.answers(chosen, outputs[indices])
         examples = chosen.examples
         for i, answer in enumerate(answers):
@@ -139,22 +139,24 @@ class Predictor:
             yield beside(row, answer, self.task.echo)
 
     def columns_in(
-        self, source: str | Path | RowSource | Sample, labelled: bool = False, **given: str | None
+        self, source: str | Path | RowSource | Sample, labelled: bool = False, **column_names: str | None
     ) -> Columns:
         """The file's columns: the named ones, else those of the training file if the file has them, else inferred."""
-        return columns_of(self.task, self.columns, Sample.of(source), labelled, given)
+        return columns_of(self.task, self.columns, Sample.of(source), labelled, column_names)
 
-    def rows_in(self, source: str | Path | RowSource | Sample, **given: str | None) -> Iterator[dict[str, Any]]:
+    def rows_in(self, source: str | Path | RowSource | Sample, **column_names: str | None) -> Iterator[dict[str, Any]]:
         """Every record of a file with its answer, as a stream."""
         sample = Sample.of(source)
-        answers = self.answers(self.texts_in(sample, **given))
+        answers = self.answers(self.texts_in(sample, **column_names))
         for row, answer in zip(rows(sample.path), answers, strict=True):
             yield beside(row.values, answer, self.task.echo)
 
-    def texts_in(self, path: str | Path | RowSource | Sample, **given: str | None) -> Iterator[Text]:
+    def texts_in(self, path: str | Path | RowSource | Sample, **column_names: str | None) -> Iterator[Text]:
         """The texts, or pairs, of a file as a stream."""
         sample = Sample.of(path)
-        for _, text, pair in loading.stream_texts(sample, self.columns_in(sample, False, **given), self.task.kind):
+        for _, text, pair in loading.stream_texts(
+            sample, self.columns_in(sample, False, **column_names), self.task.kind
+        ):
             yield text if pair is None else (text, pair)
 
     def texts_of(self, words: Sequence[str]) -> list[Text]:
@@ -162,7 +164,7 @@ class Predictor:
         if self.columns.text_pair is None:
             return list(words)
         if len(words) % 2:
-            raise UsageError("the delta takes pairs of texts: give an even number of them")
+            raise UsageError("the delta takes pairs of texts: pass an even number of texts")
         return list(zip(words[::2], words[1::2], strict=True))
 
 
@@ -170,7 +172,7 @@ class MixedPredictor:
     """A base with many deltas at once: every text is answered by the delta it names.
 
     The deltas may differ in task, labels, head, pooling and length. Texts of different tasks share the passes through
-    the encoder. Only a delta with whole matrices, which has nothing to share, is computed in a separate bank.
+    the encoder. Only a delta that replaces entire matrices, which has nothing to share, gets a separate bank.
     """
 
     def __init__(self, deltas: Sequence[Source], base: Base | str | None = None, dtype: str | None = None) -> None:
@@ -186,7 +188,7 @@ class MixedPredictor:
         for resident, (numbers, reading, logits) in self._computed(requests).items():
             for i, number in enumerate(numbers):
                 rows = reading.encoded.rows_of(np.array([i]))
-                outputs[number] = logits[resident.model.output_places(reading.rows, rows)]
+                outputs[number] = logits[resident.model.output_index(reading.rows, rows)]
         return outputs
 
     def answers(self, requests: Iterable[tuple[int, Text]]) -> Iterator[dict[str, Any]]:
@@ -233,43 +235,41 @@ def _finite(outputs: Array) -> Array:
 
 
 def columns_of(
-    task: Task, trained: Columns, sample: Sample, labelled: bool, given: Mapping[str, str | None]
+    task: Task, trained: Columns, sample: Sample, labelled: bool, column_names: Mapping[str, str | None]
 ) -> Columns:
-    """The columns of a file that a delta with these columns reads: those given, else its own, else found anew."""
-    held = loading.kind_of_format(sample.path)
-    if held is not None and held != task.kind:
-        kinds = f"is a file for {held}, and the delta is for {task.kind}"
-        raise DataError(f"{sample.path} {kinds}; pass another file")
-    named = {role: column for role, column in given.items() if column is not None}
-    own = {"text": trained.text, "text_pair": trained.text_pair}
+    """The columns of a file that a delta reads, by role: those named, else the training file's, else inferred."""
+    kind = loading.kind_of_format(sample.path)
+    if kind is not None and kind != task.kind:
+        raise DataError(f"{sample.path} is a file for {kind}, but the delta is for {task.kind}; pass another file")
+    named = {role: column for role, column in column_names.items() if column is not None}
+    defaults = {"text": trained.text, "text_pair": trained.text_pair}
     if labelled:
-        own["label"] = trained.label
-    for role, column in own.items():
+        defaults["label"] = trained.label
+    for role, column in defaults.items():
         if column is None or role in named or column in named.values():
             continue
         if loading.has_column(sample, column):
             named[role] = column
-    found = loading.find_columns_of(task.kind, sample, **named)
-    if (found.text_pair is None) != (trained.text_pair is None):
+    columns = loading.find_columns_of(task.kind, sample, **named)
+    if (columns.text_pair is None) != (trained.text_pair is None):
         need = "two text columns" if trained.text_pair else "one text column"
-        raise DataError(f"{sample.path}: the delta was trained on {need}; this file has other columns")
-    return found
+        actual = "one" if trained.text_pair else "two"
+        raise DataError(f"{sample.path}: the delta was trained on {need}, but this file has {actual}; name the columns")
+    return columns
 
 
 def base_of(delta: Delta, spec: str | None, dtype: str | None = None) -> Base:
-    """The base a delta asks for, or the one the user names; stored as the delta was trained, or in `dtype`."""
+    """The base `spec`, or the one in the delta's metadata; stored in `dtype`, or as in the delta's training."""
     dtype = dtype or delta.meta.dtype
     if spec is not None:
         return load_base(spec, dtype)
     name = delta.meta.base
     if name != DEMO and not delta.meta.hub:
-        raise ModelError(f"the delta was trained on the model folder {name}; say where it is with --base FOLDER")
+        raise ModelError(f"the delta was trained on the model folder {name}; pass its path with --base FOLDER")
     try:
         return load_base(name, dtype)
     except ModelError as error:
-        raise ModelError(
-            f"the delta needs its base {name}, which is not at hand; pass --base FOLDER ({error})"
-        ) from error
+        raise ModelError(f"the delta's base {name} cannot be loaded; pass --base FOLDER ({error})") from error
 
 
 @overload
@@ -302,18 +302,18 @@ def predict(
     return _predict_mixed(list(delta), base)
 
 
-def _texts(given: object) -> Iterable[Text]:
+def _texts(texts: object) -> Iterable[Text]:
     """The texts as a list or a stream of them; TypeError for anything else."""
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, bytes | Mapping) or not isinstance(given, Iterable):
-        kind = f"{type(given).__module__}.{type(given).__qualname__}"
+    if isinstance(texts, str):
+        return [texts]
+    if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+        kind = f"{type(texts).__module__}.{type(texts).__qualname__}"
         raise TypeError(f"texts of type {kind}; predict takes a text, a list of texts, or a pandas or polars frame")
-    return given
+    return texts
 
 
 def _with_answers(frame: Any, answers: list[dict[str, Any]]) -> Any:
-    """The frame with the answers as further columns, its index kept."""
+    """The frame with the answers as further columns; its index does not change."""
     columns = {}
     for name, values in flat_columns(answers).items():
         taken = name in frame.columns if hasattr(frame, "columns") else name in frame.column_names
@@ -341,7 +341,7 @@ def evaluate(
 ) -> Evaluation:
     """The results of a delta on labelled data: scores, results by class, and the rows that it answers wrongly.
 
-    `long` is what is read of a text that is too long, instead of what the delta says: head, head+tail or windows.
+    `long` overrides what the delta reads of a text that is too long: head, head+tail or windows.
     """
     columns = {"text": text, "text_pair": text_pair, "label": label}
     return Predictor(delta, base, long).evaluation(data, split, positive=positive, **columns)
@@ -353,7 +353,7 @@ def _labelled_rows(
     if isinstance(source, str | Path | DataFile):
         return sources.split_file(source, split, folder, encoding)
     if split is not None:
-        raise UsageError(f"split {split!r}: rows in memory have no splits; give the rows of one")
+        raise UsageError(f"split {split!r}: rows in memory have no splits; pass the rows of one split")
     return records_of(source), None, []
 
 
@@ -382,7 +382,7 @@ def _reading(delta: Delta, long: str) -> Delta:
         return replace(delta, meta=replace(delta.meta, long=long, stride=0))
     except ValueError as error:
         what = f"--long {long}: the delta is for {'pairs of texts' if delta.meta.pairs else delta.meta.task}"
-        raise UsageError(f"{what}, and only single texts can be read so; remove --long") from error
+        raise UsageError(f"{what}, and --long is for single texts only; remove --long") from error
 
 
 def _loaded(source: Source) -> Delta:

@@ -16,14 +16,14 @@ CARD = "README.md"
 def push(
     delta: Delta | str | os.PathLike[str], repository: str, private: bool = False, message: str | None = None
 ) -> str:
-    """Put a delta into a repository of the hub, which is made if there is none; returns its address.
+    """Upload a delta to a repository of the hub, which is created if it does not exist; returns its address.
 
-    The token comes from HF_TOKEN or `hf auth login`. A model card is written beside the delta; one that somebody else
-    wrote is kept.
+    The token comes from HF_TOKEN or `hf auth login`. A model card is uploaded with the delta, unless the repository has
+    one that bitfit did not write.
     """
     name = repository.removeprefix(MARK)
     if not REPOSITORY.fullmatch(name) or ".." in name:
-        raise UsageError(f"{repository}: is not a repository; write owner/name")
+        raise UsageError(f"{repository}: is not the name of a repository; write owner/name")
     loaded = delta if isinstance(delta, Delta) else Delta.load(Path(delta))
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
 
@@ -34,7 +34,7 @@ def push(
     with hub_errors(name):
         address = str(api.create_repo(name, private=private or None, exist_ok=True))
         files = {FILE: loaded.encode()}
-        if not _has_own_card(api, name):
+        if not _has_custom_card(api, name):
             files[CARD] = hub_card(loaded, name).encode()
         operations = [CommitOperationAdd(path, content) for path, content in files.items()]
         text = message or f"{loaded.meta.task} delta of bitfit"
@@ -42,7 +42,7 @@ def push(
     return address
 
 
-def _has_own_card(api: object, name: str) -> bool:
+def _has_custom_card(api: object, name: str) -> bool:
     """Whether a repository has a card that bitfit did not write."""
     from huggingface_hub import HfApi
 
