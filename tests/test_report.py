@@ -15,6 +15,7 @@ from bitfit.report import figures, report, summary, tables
 from bitfit.report.findings import Findings
 from bitfit.report.published import published
 from bitfit.report.quantities import epochs_to_converge, late_fall
+from bitfit.report.statistics import spearman
 from bitfit.report.verdicts import HOLDS, NO_DIFFERENCE, OPEN, REFUTED, judge
 from bitfit.study import grid, spec
 from bitfit.study.grid import Settings
@@ -200,6 +201,14 @@ def test_a_comparison_names_only_the_places_it_used():
     assert report.scope_in_words(one) == "Judged on one: rte."
 
 
+def test_a_map_at_the_edge_of_its_rates_is_left_out():
+    study = STUDIES["bitfit-maps"]
+    found = made_up(study, lambda p: 0.7 + 10 * p.lr)
+    for claim in ("key-bias-does-not-move", "query-and-middle-move-most", "maps-are-alike"):
+        (comparison,) = verdict(study, claim, [found]).comparisons
+        assert comparison.estimate is None and comparison.left_out
+
+
 def test_change_claims_follow_the_maps():
     study, draw = STUDIES["bitfit-maps"], random.Random(0)
     bases = everywhere(study, lambda p: 0.8)
@@ -222,6 +231,44 @@ def test_change_that_predicts_a_worse_score_predicts_it():
     assert verdict(study, "change-does-not-predict-score", bases).outcome == REFUTED
 
 
+def test_maps_are_compared_once_for_each_base():
+    """Pairs of tasks that share a task are not independent, so the tasks of one base are one place."""
+    study = STUDIES["bitfit-maps"]
+    one = verdict(study, "maps-are-alike", everywhere(study, lambda p: 0.8))
+    (comparison,) = one.comparisons
+    assert [place.base for place in comparison.estimate.places] == list(BASES)
+    assert comparison.estimate.places[0].all_tasks == ("rte", "cola", "mrpc", "stsb")
+    assert comparison.missing == ["2 more places"]
+
+
+def test_change_and_score_are_compared_at_one_rate():
+    """A method that took a larger rate changed more for that alone."""
+    study = STUDIES["plus-change"]
+    order = [method.name for method in study.methods]
+    changes = [3, 7, 1, 5, 2, 6, 4]
+    found = made_up(study, lambda p: 0.9 - 0.01 * order.index(p.method), rates=(1e-3, 1e-2, 1e-1))
+    for point, result in list(found.results.items()):
+        rank = order.index(point.method)
+        found.results[point] = replace(result, change={"b_q": [changes[rank] * point.lr] * 2})
+        if point.lr == 1e-2 and rank == 1:  # it has the largest change, and must choose another rate than the others
+            found.results[point] = None
+    (comparison,) = verdict(study, "change-does-not-predict-score", [found]).comparisons
+    expected = spearman(changes, [-rank for rank in range(len(order))])
+    assert [place.effect for place in comparison.estimate.places] == pytest.approx([expected] * 3)
+
+
+def test_a_claim_about_one_base_needs_that_base_only():
+    study = STUDIES["tiny-imdb"]
+    table = {"Without BitFit": 0.85, "With BitFit": 0.6}
+    rates = study.method("With BitFit").rates
+    tiny = made_up(study, means(table, 0.005), base="bert-tiny", rates=rates, seeds=3)
+    other = made_up(study, means({"Without BitFit": 0.6, "With BitFit": 0.85}), base="other", rates=rates, seeds=3)
+    one = verdict(study, "full-is-far-ahead-on-tiny", [tiny, other])
+    assert one.outcome == HOLDS and one.general
+    assert report.scope_in_words(one) == "Judged on bert-tiny: imdb."
+    assert verdict(study, "full-is-far-ahead-on-tiny", [other]).outcome == OPEN
+
+
 def test_a_model_that_learns_nothing_is_a_result_where_its_reference_learns():
     study = STUDIES["freeze-reinit"]
     fixed = replace(study.methods[0], rates=(1e-4, 1e-3, 1e-2))
@@ -233,6 +280,7 @@ def test_a_model_that_learns_nothing_is_a_result_where_its_reference_learns():
     (comparison,) = verdict(study, "reinitialised-learns-nothing", everywhere(study, score)).comparisons
     assert {place.task for place in comparison.estimate.places} == {"rte", "sst2"}
     assert comparison.outcome == HOLDS and comparison.ps.holds > 0
+    assert not any("rate" in text for text in comparison.left_out)
 
 
 def test_the_order_turns_with_size_when_it_does():
@@ -316,35 +364,43 @@ DECIDED = {
     ("bitfit-tagging", "tagging-is-equal"),
 }
 OPEN_BECAUSE = {
-    ("bitfit-table1", "competitive-with-sparse-methods"): "four tasks on one base; no dev scores of Adapters",
-    ("bitfit-table3", "two-terms-nearly-suffice"): "its mean loss, 1.2 points, is not within one point",
-    ("bitfit-table3", "both-terms-are-needed"): "b_m2 alone loses 7 points on RTE and less than 2 elsewhere",
-    ("freeze-initbias", "zeroed-biases-depend-on-the-task"): "one base",
-    ("freeze-low-data", "no-gain-in-low-data"): "two tasks",
-    ("freeze-low-data", "all-methods-decline-alike"): "two tasks",
-    ("freeze-low-data", "better-when-data-is-scarce"): "two tasks",
-    ("freeze-low-data", "lead-shrinks-with-data"): "two tasks",
-    ("freeze-table1", "few-parameters-are-competitive"): "four tasks on one base",
-    ("freeze-table1", "layernorm-is-worse-on-qnli"): "one place",
-    ("freeze-table1", "random-comes-close-to-full"): "three tasks on one base",
-    ("freeze-table1", "random-is-worse-on-rte"): "one place",
-    ("freeze-table1", "zeroed-biases-depend-on-the-task"): "one base",
-    ("plus-figure7", "comparable-to-full"): "three tasks on one base, one run each",
-    ("plus-figure7", "random-entries-are-worse"): "three tasks on one base, one run each",
-    ("plus-figure7", "two-terms-nearly-suffice"): "three tasks on one base, one run each; its mean loss is 2.5 points",
-    ("plus-figure7", "frozen-is-much-worse"): "three tasks on one base, one run each",
+    ("bitfit-table1", "competitive-with-sparse-methods"): ("no place has numbers for it", "over 4 places"),
+    ("bitfit-table3", "two-terms-nearly-suffice"): ("over 8 places does not exclude -1",),
+    ("bitfit-table3", "both-terms-are-needed"): ("over 8 places does not exclude 0",),
+    ("freeze-initbias", "zeroed-biases-depend-on-the-task"): ("1 place; a test needs 3",),
+    ("freeze-low-data", "no-gain-in-low-data"): ("2 places; a test needs 3",),
+    ("freeze-low-data", "all-methods-decline-alike"): ("2 places; a test needs 3",),
+    ("freeze-low-data", "better-when-data-is-scarce"): ("2 places; a test needs 3",),
+    ("freeze-low-data", "lead-shrinks-with-data"): ("2 places; a test needs 3",),
+    ("freeze-table1", "few-parameters-are-competitive"): ("over 4 places does not exclude -1",),
+    ("freeze-table1", "layernorm-is-worse-on-qnli"): ("1 place; a test needs 3",),
+    ("freeze-table1", "random-comes-close-to-full"): ("over 3 places does not exclude -2",),
+    ("freeze-table1", "random-is-worse-on-rte"): ("1 place; a test needs 3",),
+    ("freeze-table1", "random-is-best-on-sst2"): ("1 place; a test needs 3",),
+    ("freeze-table1", "zeroed-biases-depend-on-the-task"): ("1 place; a test needs 3",),
+    ("plus-figure7", "comparable-to-full"): ("over 3 places does not exclude -1",),
+    ("plus-figure7", "random-entries-are-worse"): ("over 3 places does not exclude 0",),
+    ("plus-figure7", "two-terms-nearly-suffice"): ("over 3 places does not exclude -1",),
+    ("plus-figure7", "frozen-is-much-worse"): ("over 3 places does not exclude +3",),
+    ("tiny-imdb", "full-is-far-ahead-on-tiny"): ("single numbers without a spread",),
 }
 
 
-def test_the_papers_own_numbers_give_the_papers_own_conclusions_or_too_few_places():
-    told = {}
+def test_the_papers_own_numbers_give_the_papers_own_conclusions_or_a_page_says_why_not():
+    outcomes = {}
     for name, study in STUDIES.items():
-        for one in judge(study, [], published(study)):
-            if one.published_outcome is not None:
-                told[name, one.claim.id] = one.published_outcome
-    assert {key for key, outcome in told.items() if outcome == HOLDS} == DECIDED
-    assert {key for key, outcome in told.items() if outcome == OPEN} == set(OPEN_BECAUSE)
-    assert len(told) == len(DECIDED) + len(OPEN_BECAUSE)  # none is refuted
+        verdicts = judge(study, [], published(study))
+        page = html.unescape(report.as_html(study, [], verdicts))
+        for one in verdicts:
+            if one.published_outcome is None:
+                continue
+            outcomes[name, one.claim.id] = one.published_outcome
+            for reason in OPEN_BECAUSE.get((name, one.claim.id), ()):
+                assert reason in one.why_published_is_open, (name, one.claim.id)
+            assert all(part.why_open in page for part in one.published if part.estimate is not None)
+    assert {key for key, outcome in outcomes.items() if outcome == HOLDS} == DECIDED
+    assert {key for key, outcome in outcomes.items() if outcome == OPEN} == set(OPEN_BECAUSE)
+    assert len(outcomes) == len(DECIDED) + len(OPEN_BECAUSE)  # none is refuted
 
 
 # ---- pages
@@ -400,7 +456,8 @@ def test_a_page_without_results_shows_the_published_numbers_and_what_it_would_co
     study = STUDIES["bitfit-table3"]
     text = report.as_html(study, [], judge(study, []))
     check(text)
-    assert "bitfit study run bitfit-table3" in text and "92.7" in text and "of one slow core" in text
+    assert "bitfit study run bitfit-table3" in text and "92.7" in text
+    assert "hours of one core" in text and "of a GPU" in text
 
 
 def test_a_study_half_done_reports_what_it_has():
@@ -549,4 +606,11 @@ def test_the_summary_lists_every_claim_and_every_study(tmp_path):
     shown = html.unescape(text)
     assert all(claim.text in shown for claim in spec.known_claims().values())
     assert all(name in shown for name in STUDIES)
-    assert "of one slow core" in shown
+    assert shown.count("not run; small (") == len(STUDIES)
+    assert "the paper's numbers: holds" in shown and "(2 places; a test needs 3)" in shown
+    assert "the paper prints no numbers that test it" in shown
+
+
+def test_the_summary_leads_to_the_pages_of_what_was_run(tmp_path):
+    text = summary.as_html(Results(tmp_path))
+    assert "href" not in text

@@ -5,12 +5,20 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from bitfit.report.statistics import Place, combine, holm, place, regression, spearman, summary, t_quantile
+from bitfit.report import statistics as bitfit_statistics
+from bitfit.report import verdicts
+from bitfit.report.claim_tests import TESTS
+from bitfit.report.statistics import Place, alone, combine, holm, place, regression, spearman, summary, t_quantile
+from bitfit.report.verdicts import HOLDS, NO_DIFFERENCE, REFUTED
+from bitfit.study import spec
+from bitfit.study.spec import Claim, Part
 from bitfit.tasks.metrics import score
 
 LEVEL = 0.05
@@ -114,6 +122,18 @@ def simulated(draw, tasks, bases, by_task, by_base, by_place, seeds=2, missing=0
     return places
 
 
+def test_the_simulation_shows_the_errors_that_it_was_made_for(monkeypatch):
+    """Seeds as independent blocks, and places as independent of each other, are wrong in more than one case of ten."""
+    draw, blocks, independent = np.random.default_rng(7), 0, 0
+    monkeypatch.setattr(bitfit_statistics, "_crossed", lambda *_: None)
+    for _ in range(400):
+        task_effects = draw.normal(0, 1.0, 3)
+        seeds = (task_effects[:, None] + draw.normal(0, 0.8, (3, 3))).ravel()
+        blocks += stats.ttest_1samp(seeds, 0, alternative="greater").pvalue < LEVEL
+        independent += combine(simulated(draw, 6, 3, 1.0, 1.0, 0.3)).p("above", 0) < LEVEL
+    assert blocks / 400 > 0.1 and independent / 400 > 0.1
+
+
 @pytest.mark.parametrize(
     ("tasks", "bases", "by_task", "by_base", "by_place", "missing"),
     [
@@ -143,6 +163,70 @@ def test_a_true_difference_inside_the_margin_is_seldom_refuted():
         places = [Place(one.base, one.task, one.effect - 1.0, one.variance) for one in simulated(draw, 6, 3, 1, 1, 0.3)]
         refuted += combine(places).p("below", -1.0) < LEVEL
     assert refuted / 600 <= TOLERATED
+
+
+def test_a_difference_as_large_as_the_margin_is_seldom_said_not_to_matter():
+    draw, small = np.random.default_rng(5), 0
+    for _ in range(600):
+        places = [replace(one, effect=1.0 + 0.3 * one.effect) for one in simulated(draw, 6, 3, 1, 1, 0.3)]
+        small += combine(places).p_within(1.0) < LEVEL
+    assert small / 600 <= TOLERATED
+
+
+@pytest.mark.parametrize(("tasks", "bases"), [(1, 5), (3, 4), (3, 6)])
+def test_a_slope_over_bases_is_seldom_seen_where_bases_only_differ(tasks, bases):
+    """Places of one base share what is special to it, so more tasks do not make more bases."""
+    draw, steeper = np.random.default_rng(1), 0
+    for _ in range(2000):
+        base_effects = draw.normal(0, 1.0, bases)
+        xs, places = [], []
+        for task in range(tasks):
+            for base in range(bases):
+                xs.append(float(base))
+                places.append(Place(f"b{base}", f"t{task}", base_effects[base] + draw.normal(0, 0.5)))
+        steeper += regression(xs, places).p("above", 0) < LEVEL
+    assert steeper / 2000 <= TOLERATED
+
+
+def test_a_slope_needs_three_bases():
+    places = [Place(f"b{base}", f"t{task}", base + 0.1 * task * base) for task in range(4) for base in range(2)]
+    assert regression([float(one.base[1]) for one in places], places).spreads == ()
+
+
+def test_a_claim_about_one_place_is_tested_by_its_seeds_and_rows():
+    one = alone(place("b", "t", [5.0, 6.0, 5.5], 1.0, 500))
+    assert one.p("above", 0) < 0.01 < one.p("above", 5)
+    assert alone(Place("b", "t", 5.0)).p("above", 0) == 1.0
+
+
+CLAIMS = (
+    Claim("a", "a", parts=(Part("greater", "Full", "BitFit"),)),
+    Claim("b", "b", parts=(Part("greater", "Full", "BitFit"),)),
+    Claim("c", "c", parts=(Part("greater", "Full", "BitFit"), Part("greater", "Full", "LoRA"))),
+    Claim("d", "d", parts=(Part("as_good_as", "Full", "BitFit"), Part("greater", "Full", "LoRA"))),
+)
+
+
+@pytest.mark.parametrize(
+    ("effect", "wrong"), [(0.0, HOLDS), (0.0, REFUTED), (-1.0, NO_DIFFERENCE), (1.0, NO_DIFFERENCE), (0.3, REFUTED)]
+)
+def test_a_study_seldom_has_any_false_verdict(monkeypatch, effect, wrong):
+    """All claims of a study together, with parts, their correction, and effects shared by tasks and by bases."""
+    draw = np.random.default_rng(11)
+
+    def effects(part, findings):
+        moved = effect - part.margin if part.test == "as_good_as" else effect
+        return [replace(one, effect=one.effect + moved) for one in simulated(draw, 5, 3, 1, 1, 0.3)]
+
+    tests = {name: replace(TESTS[name], effects=effects) for name in ("greater", "as_good_as")}
+    monkeypatch.setattr(verdicts, "TESTS", tests)
+    study = replace(spec.load("core"), claims=CLAIMS)
+    findings = SimpleNamespace(base="b", trained_tasks=[], done=[])
+    runs = 250
+    false = 0
+    for _ in range(runs):
+        false += any(one.outcome == wrong for one in verdicts.judge(study, [findings]))
+    assert false / runs <= TOLERATED
 
 
 # ---- results of single rows

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
+import shlex
 import shutil
+import subprocess
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -296,6 +300,57 @@ def test_bases_of_one_name_have_manifests_of_their_own(tmp_path):
     for fingerprint in both:
         store.write_manifest(manifest("t", 1, base=("final", fingerprint)))
     assert [found.base.fingerprint for found in store.manifests("s")] == list(both)
+
+
+def printed_commands(page):
+    """The commands of a report, as words."""
+    found = re.findall(r"<pre><code>(.*?)</code></pre>", page, re.S)
+    return [shlex.split(html.unescape(command)) for command in found]
+
+
+def test_the_commands_on_a_report_run_as_printed(tiny, tmp_path, monkeypatch, capsys):
+    """They find the base and the data by the two environment variables, and ask for the trials that are there."""
+    from bitfit.cli.main import run as bitfit
+
+    base = Path(tiny[0])
+    monkeypatch.setenv("BITFIT_MODELS", str(base.parent))
+    monkeypatch.setenv("BITFIT_DATA", tiny[1])
+    monkeypatch.chdir(tmp_path)
+    words = ["study", "run", "plus-figure7", "--base", base.name, "--tasks", "rte,sst2", "--method", "b_m2, b_q"]
+    few = ["--method", "Frozen", "--epochs", "1", "--seeds", "2", "--lr", "1e-2,1e-3", "--train-size", "16"]
+    assert bitfit([*words, *few, "--threads", "1"]) == 0
+    commands = printed_commands((tmp_path / "results/plus-figure7/report.html").read_text())
+    assert len(commands) == 1
+    capsys.readouterr()
+    for program, *rest in commands:
+        assert program == "bitfit"
+        assert bitfit([*rest, "--dry-run"]) == 0
+        assert "0 trials in 0 passes to run, 12 done" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_commands_of_a_study_that_was_not_run_are_understood(name):
+    from bitfit.cli.options import parse
+    from bitfit.report import report
+
+    commands = printed_commands(report.as_html(STUDIES[name], [], []))
+    assert commands
+    for _, *words in commands:
+        assert parse(words).name == name
+
+
+def test_the_steps_of_the_evidence_are_commands():
+    from bitfit.cli.options import parse
+    from bitfit.cli.study import chosen_methods
+
+    script = Path(__file__).parents[1] / "results/evidence.sh"
+    listed = subprocess.run(["bash", str(script), "--list"], capture_output=True, text=True, check=True)
+    steps = [parse(shlex.split(line)[1:]) for line in listed.stdout.splitlines()]
+    assert len(steps) > 20
+    for step in steps:
+        study = STUDIES[step.name]
+        known = {method.name for method in study.methods}
+        assert set(chosen_methods(study, step.methods) or ()) <= known
 
 
 def test_a_rate_that_diverges_on_most_seeds_is_not_chosen(one_result):

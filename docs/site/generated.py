@@ -321,7 +321,7 @@ def verdict_counts() -> str:
     """How many claims have which verdict, from the summary over all studies."""
     text = (ROOT / "results/summary.md").read_text("utf-8")
     verdicts = re.findall(
-        r"^\| [^|]+ \((?:bitfit|what-to-freeze|bert-tiny-imdb)[^|]*\| ([a-z ]+?)(?: \([^|]*)? \|", text, re.M
+        r"^\| [^|]+ \((?:bitfit|what-to-freeze|bert-tiny-imdb|ours)[^|]*\| ([a-z, ]+?)(?: \([^|]*)? \|", text, re.M
     )
     assert verdicts, "results/summary.md has no claims"
     counts = {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,20 +22,36 @@ from . import show, values
 
 
 def list_(args: argparse.Namespace) -> Any:
-    """All studies with what they cover and their cost on one core."""
+    """All studies with what they cover and their cost."""
     studies = [spec.load(name) for name in spec.names()]
-    costs = {study.name: forecast.estimate(study) for study in studies}
     if args.json:
-        return [
-            {"name": s.name, "title": s.title, "paper": s.paper, "covers": s.covers, "trials": costs[s.name][0],
-             "seconds": round(costs[s.name][1])} for s in studies
-        ]  # fmt: skip
-    rows = [(s.name, f"{costs[s.name][0]:,}", duration(costs[s.name][1]), s.title) for s in studies]
-    show.out.print(show.table(["study", "trials", "core time", "what it asks"], rows))
+        return [_listed(study) for study in studies]
+    rows = []
+    for study in studies:
+        small, published = forecast.small_cost(study), forecast.published_cost(study)
+        hours = duration(small.operations / forecast.CORE)
+        rows.append((study.name, hours, duration(published.operations / forecast.GPU), study.title))
+    show.out.print(show.table(["study", "small", "as published", "what it asks"], rows))
     show.note(
-        "Core time: as the papers did it, on one slow core; --base, --tasks, --seeds, --epochs, --train-size shrink it."
+        f"Small: one core with the options {shlex.join(forecast.SMALL.words())} on {forecast.SMALL_BASE}. "
+        "As published: the paper's bases and all data, on a GPU with 10 TFLOP/s. --dry-run says it of your options."
     )
     return None
+
+
+def _listed(study: Study) -> dict[str, Any]:
+    """A study as JSON lists it; seconds are those of the small form on one core."""
+    small, published = forecast.small_cost(study), forecast.published_cost(study)
+    return {
+        "name": study.name,
+        "title": study.title,
+        "paper": study.paper,
+        "covers": study.covers,
+        "trials": published.trials,
+        "operations": published.operations,
+        "small_trials": small.trials,
+        "small_seconds": round(small.operations / forecast.CORE),
+    }
 
 
 def describe(args: argparse.Namespace) -> Any:
@@ -42,14 +59,14 @@ def describe(args: argparse.Namespace) -> Any:
     from ..report import report
 
     study = load(args.name)
-    count, seconds = forecast.estimate(study)
     if args.json:
         return {"name": study.name, "title": study.title, "covers": study.covers, "protocol": dict(report.facts(study)),
-                "claims": {claim.id: claim.text for claim in study.claims}, "trials": count}  # fmt: skip
+                "claims": {claim.id: claim.text for claim in study.claims},
+                "trials": forecast.published_cost(study).trials}  # fmt: skip
     show.out.print(f"{study.name}: {study.title}\ncovers {', '.join(study.covers)}", soft_wrap=True)
     if study.about:
         show.out.print(study.about, soft_wrap=True)
-    show.out.print(f"{count:,} trials, about {duration(seconds)} of one slow core as the paper did it\n")
+    show.out.print(f"Cost: {report.cost_in_words(study)}.\n", soft_wrap=True)
     show.out.print(show.table(["protocol", ""], report.facts(study), left=2))
     for table in study.tables:
         rows = [(row.label, *_published_cells(row)) for row in table.rows if row.values or row.texts]
@@ -173,11 +190,13 @@ def _forecast(campaign: Any, args: argparse.Namespace) -> dict[str, Any]:
     trials = sum(len(work.trials) for work in works)
     seconds, memory = sum(work.work for work in works) / pace, max((work.memory for work in works), default=0.0)
     if not args.json:
-        by_place: dict[tuple[str, str], list[Any]] = {}
+        by_cell: dict[tuple[str, str], list[Any]] = {}
         for work in works:
             for point in work.points:
-                by_place.setdefault((point.task, point.method), []).append(work.work / len(work.points))
-        rows = [(task, method, str(len(own)), duration(sum(own) / pace)) for (task, method), own in by_place.items()]
+                by_cell.setdefault((point.task, point.method), []).append(work.work / len(work.points))
+        rows = []
+        for (task, method), shares in by_cell.items():
+            rows.append((task, method, str(len(shares)), duration(sum(shares) / pace)))
         show.out.print(
             show.table(["task", "method", "trials", "time"], rows, f"{campaign.study.name} on {campaign.name}", left=2)
         )

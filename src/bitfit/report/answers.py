@@ -46,10 +46,10 @@ def confusions(labels: Sequence[str], table: Sequence[Sequence[int]], wrong: Seq
 
 def calibration(bins: Sequence[Bin]) -> Section:
     """Whether answers of a probability are right as often as it says."""
-    full = [found for found in bins if found.rows]
-    total = sum(found.rows for found in full)
-    error = sum(found.rows * abs(found.confidence - found.accuracy) for found in full) / total
-    rows = [[f"{found.confidence:.2f}", f"{found.accuracy:.2f}", f"{found.rows:,}"] for found in full]
+    full = [group for group in bins if group.rows]
+    total = sum(group.rows for group in full)
+    error = sum(group.rows * abs(group.confidence - group.accuracy) for group in full) / total
+    rows = [[f"{group.confidence:.2f}", f"{group.accuracy:.2f}", f"{group.rows:,}"] for group in full]
     grid = Grid("Answers by probability", ["mean probability", "share that is right", "rows"], rows, texts=())
     text = (
         f"The expected calibration error on test rows is {error:.3f}: the mean distance between the probability of "
@@ -61,20 +61,20 @@ def calibration(bins: Sequence[Bin]) -> Section:
 def _reliability(bins: Sequence[Bin]) -> drawing.Panel:
     with drawing.style():
         figure, axes = drawing.axes(2.6)
-        low = min(min(found.confidence, found.accuracy) for found in bins)
+        low = min(min(group.confidence, group.accuracy) for group in bins)
         low = min(0.5, low - 0.05)
         axes.plot([low, 1], [low, 1], color=drawing.SOFT, linewidth=0.8, linestyle="--")
-        most = max(found.rows for found in bins)
+        most = max(group.rows for group in bins)
         axes.scatter(
-            [found.confidence for found in bins],
-            [found.accuracy for found in bins],
-            s=[15 + 90 * found.rows / most for found in bins],
+            [group.confidence for group in bins],
+            [group.accuracy for group in bins],
+            s=[15 + 90 * group.rows / most for group in bins],
             color=drawing.colour("BitFit"),
         )
         axes.set_xlim(low, 1.02)
         axes.set_ylim(low, 1.05)
         axes.set_xlabel("probability of the answer")
         axes.set_ylabel("share that is right")
-    said = "; ".join(f"{found.confidence:.2f}: {found.accuracy:.2f} right" for found in bins)
+    said = "; ".join(f"{group.confidence:.2f}: {group.accuracy:.2f} right" for group in bins)
     words = f"Share of right answers by their probability. {said}. A larger dot has more rows."
     return drawing.Panel("Probability and share of right answers", figure, words)

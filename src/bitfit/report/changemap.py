@@ -126,7 +126,7 @@ def _unit(grid: _Grid) -> float:
 def _heading(grid: _Grid, cell: _Cell) -> Iterator[Text]:
     written = cell.decimals is not None or grid.outside
     yield Text(f"{_UNITS}, in units of {_unit(grid):g}" if written else _UNITS)
-    value, place = max(grid.places(), key=lambda found: found[0])
+    value, place = max(grid.places(), key=lambda pair: pair[0])
     yield Text(f"largest: {value:.3g} in {place}" if value > 0 else "nothing changed", style="dim")
     if cell.decimals is None:
         steps = ", ".join(f"{shade} {25 * step}%" for step, shade in enumerate(_SHADES, 1))

@@ -10,14 +10,15 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, combinations
 
+from ..study.grid import Point
 from ..study.spec import Part
 from ..study.store import Result
 from .findings import Cell, Findings
 from .quantities import QUANTITIES, moved
 from .resampling import variance_from_rows
-from .statistics import Estimate, Place, combine, place, regression, spearman
+from .statistics import Estimate, Place, alone, combine, place, regression, spearman
 
 SCARCE = 500  # training rows
 SIZES = {
@@ -38,7 +39,12 @@ class Ps:
     no_difference: float | None = None
 
 
-Decide = Callable[[Part, Estimate], Ps]
+@dataclass(frozen=True)
+class Decision:
+    """How an estimate decides a part: its p-values, and the values that the interval must exclude."""
+
+    p_values: Callable[[Part, Estimate], Ps]
+    bounds: Callable[[Part], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -49,18 +55,27 @@ class ClaimTest:
     words: Callable[[Part], str]
     unit: Callable[[Part], str]
     effects: Callable[[Part, Findings], Iterator[Place]]
-    decide: Decide
+    decision: Decision
     combined: Callable[[Part, Sequence[tuple[Findings, Place]]], Estimate | None] | None = None
+    inner_rates: bool = True  # whether a cell whose best rate is at the edge is left out
 
     def estimate(self, part: Part, bases: Sequence[Findings]) -> Estimate | None:
         """The effect over all places of these bases that count."""
         effects = []
         for findings in bases:
-            for effect in self.effects(part, findings):
-                effects.append((findings, effect))
+            if is_about(part, findings):
+                effects += [(findings, effect) for effect in self.effects(part, findings)]
         if self.combined is not None:
             return self.combined(part, effects)
-        return combine([effect for _, effect in effects])
+        places = [effect for _, effect in effects]
+        if part.base and len(places) == 1:
+            return alone(places[0])
+        return combine(places)
+
+
+def is_about(part: Part, findings: Findings) -> bool:
+    """Whether a part speaks of a base: of all of them, unless it names one."""
+    return not part.base or findings.base.rpartition("/")[2] == part.base
 
 
 # ---- decisions
@@ -70,7 +85,7 @@ def _greater(part: Part, estimate: Estimate) -> Ps:
     return Ps(estimate.p("above", part.by), estimate.p("below", part.by), estimate.p_within(part.margin))
 
 
-def _as_good(part: Part, estimate: Estimate) -> Ps:
+def _not_worse(part: Part, estimate: Estimate) -> Ps:
     """Non-inferiority: worse by less than the margin."""
     return Ps(estimate.p("above", -part.margin), estimate.p("below", -part.margin))
 
@@ -82,6 +97,12 @@ def _below(part: Part, estimate: Estimate) -> Ps:
 def _within(part: Part, estimate: Estimate) -> Ps:
     outside = 2 * min(estimate.p("above", part.margin), estimate.p("below", -part.margin))
     return Ps(estimate.p_within(part.margin), min(1.0, outside))
+
+
+GREATER = Decision(_greater, lambda part: (part.by,))
+NOT_WORSE = Decision(_not_worse, lambda part: (-part.margin,))
+BELOW = Decision(_below, lambda part: (part.margin,))
+WITHIN = Decision(_within, lambda part: (-part.margin, part.margin))
 
 
 # ---- effects on places
@@ -188,8 +209,11 @@ def _learnt(findings: Findings, cell: Cell) -> bool:
 def _term_changes(part: Part, findings: Findings) -> Iterator[tuple[str, list[dict[str, float]]]]:
     """For each task the mean change of every bias term with a value in each layer, seed by seed."""
     for task, sizes in places_of(part, findings).items():
+        cell = (part.a, task, sizes[-1])
+        if findings.at_edge(cell):
+            continue
         tables = []
-        for result in findings.chosen((part.a, task, sizes[-1])).values():
+        for result in findings.chosen(cell).values():
             layered = [term for term, row in result.change.items() if term.startswith("b_") and len(row) > 1]
             means = {term: moved(result, [term]) for term in layered}
             known = {term: mean for term, mean in means.items() if mean is not None}
@@ -238,37 +262,72 @@ def _mean_of_known(values: Sequence[float | None]) -> float | None:
 
 
 def _map_likeness(part: Part, findings: Findings) -> Iterator[Place]:
-    """For each task the mean rank correlation of its change map with the maps of the other tasks."""
+    """The mean rank correlation of the change maps of two tasks, over all pairs of tasks.
+
+    It is one effect for each base: pairs that share a task are not independent.
+    """
+    maps = _flat_maps(part, findings)
+    correlations = []
+    for (_, first), (_, second) in combinations(maps.items(), 2):
+        correlation = spearman(first, second) if len(first) == len(second) else None
+        if correlation is not None:
+            correlations.append(correlation)
+    if correlations:
+        yield Place(findings.base, "all tasks", statistics.fmean(correlations), tasks=tuple(maps))
+
+
+def _flat_maps(part: Part, findings: Findings) -> dict[str, list[float]]:
+    """For each task the changes of all terms that have a value in every layer, term by term."""
     maps = {}
     for task in places_of(part, findings):
+        if findings.at_edge((part.a, task, findings.size(task))):
+            continue
         change = mean_change(findings, part.a, task)
         layered = {term: row for term, row in change.items() if len(row) > 1 and any(row)}
         if layered:
             changes = chain.from_iterable(layered[term] for term in sorted(layered))
             maps[task] = [value or 0.0 for value in changes]
-    for task, values in maps.items():
-        others = [other for name, other in maps.items() if name != task and len(other) == len(values)]
-        correlations = [spearman(values, other) for other in others]
-        known = [correlation for correlation in correlations if correlation is not None]
-        if known:
-            yield place(findings.base, task, [statistics.fmean(known)])
+    return maps
 
 
 def _change_and_score(part: Part, findings: Findings) -> Iterator[Place]:
+    """The rank correlation over methods of how much they changed and how well they score.
+
+    All methods are taken at one rate, as in the paper: a larger rate changes more, whatever it trains.
+    """
     for task, sizes in places_of(part, findings).items():
-        by_seed: dict[int, list[tuple[float, float]]] = {}
-        for method in findings.methods:
-            for seed, result in findings.chosen((method, task, sizes[-1])).items():
-                change = moved(result)
-                if change is not None:
-                    by_seed.setdefault(seed, []).append((change, findings.points(result)))
-        rhos = []
-        for pairs in by_seed.values():
+        correlations = []
+        for seed, rate in _common_rates(findings, task, sizes[-1]).items():
+            pairs = []
+            for point in _points_of(findings, task, sizes[-1]):
+                result = findings.results[point]
+                if result is not None and (point.seed, point.lr) == (seed, rate):
+                    change = moved(result)
+                    if change is not None:
+                        pairs.append((change, findings.points(result)))
             if len(pairs) >= METHODS_TO_CORRELATE:
-                rhos.append(spearman([x for x, _ in pairs], [y for _, y in pairs]))
-        known = [rho for rho in rhos if rho is not None]
+                correlations.append(spearman([x for x, _ in pairs], [y for _, y in pairs]))
+        known = [correlation for correlation in correlations if correlation is not None]
         if known:
             yield place(findings.base, task, known)
+
+
+def _points_of(findings: Findings, task: str, size: int | None) -> list[Point]:
+    return [point for point in findings.results if (point.task, point.size) == (task, size)]
+
+
+def _common_rates(findings: Findings, task: str, size: int | None) -> dict[int, float]:
+    """For each seed the rate that most methods were trained at; of several, the one with the best dev scores."""
+    scores: dict[int, dict[float, list[float]]] = {}
+    for point in _points_of(findings, task, size):
+        result = findings.results[point]
+        if result is not None and moved(result) is not None:
+            by_rate = scores.setdefault(point.seed, {})
+            by_rate.setdefault(point.lr, []).append(result.score("dev") or 0.0)
+    common = {}
+    for seed, by_rate in scores.items():
+        common[seed] = max(by_rate, key=lambda rate: (len(by_rate[rate]), statistics.fmean(by_rate[rate])))
+    return common
 
 
 def _slopes(part: Part, findings: Findings) -> Iterator[Place]:
@@ -320,71 +379,77 @@ def _pair(part: Part) -> str:
     return f"{words} of {part.a} - {part.b}" if words else f"{part.a} - {part.b}"
 
 
+def _scope(part: Part) -> str:
+    """The training sizes and tasks that a part is about, where it is not about all of them."""
+    tasks = f", on {', '.join(part.tasks)}" if part.tasks else ""
+    return f"{SIZES[part.sizes]}{tasks}"
+
+
 def _unit(part: Part) -> str:
     return QUANTITIES[part.quantity].unit
 
 
 def _value_words(part: Part) -> str:
-    return f"{QUANTITIES[part.quantity].words} of {part.a} < {part.margin:g}{SIZES[part.sizes]}"
+    return f"{QUANTITIES[part.quantity].words} of {part.a} < {part.margin:g}{_scope(part)}"
 
 
 TESTS = {
     test.name: test
     for test in (
         ClaimTest(
-            "greater", lambda part: f"{_pair(part)} > {part.by:g}{SIZES[part.sizes]}", _unit, _paired, _greater
+            "greater", lambda part: f"{_pair(part)} > {part.by:g}{_scope(part)}", _unit, _paired, GREATER
         ),
         ClaimTest(
-            "as_good_as", lambda part: f"{_pair(part)} > -{part.margin:g}{SIZES[part.sizes]}", _unit, _paired, _as_good
+            "as_good_as", lambda part: f"{_pair(part)} > -{part.margin:g}{_scope(part)}", _unit, _paired, NOT_WORSE
         ),
         ClaimTest(
-            "equal", lambda part: f"|{_pair(part)}| < {part.margin:g}{SIZES[part.sizes]}", _unit, _paired, _within
+            "equal", lambda part: f"|{_pair(part)}| < {part.margin:g}{_scope(part)}", _unit, _paired, WITHIN
         ),
-        ClaimTest("below", _value_words, _unit, _values, _below),
+        ClaimTest("below", _value_words, _unit, _values, BELOW),
         ClaimTest(
             "not_above_majority",
             lambda part: f"best rate of {part.a} - majority class < {part.margin:g}, where {part.b} learns",
-            _unit, _best_above_majority, _below,
+            _unit, _best_above_majority, BELOW, inner_rates=False,
         ),
         ClaimTest(
             "does_not_move",
             lambda part: f"change of {', '.join(part.terms)} < {part.margin:g}% of the largest term's",
-            lambda part: "%", _largest_share, _below,
+            lambda part: "%", _largest_share, BELOW,
         ),
         ClaimTest(
             "moves_most",
             lambda part: f"{' and '.join(part.terms)} change more than any other bias term",
-            lambda part: "% of the largest", _lead_over_others, _greater,
+            lambda part: "% of the largest", _lead_over_others, GREATER,
         ),
         ClaimTest(
             "maps_alike",
-            lambda part: f"rank correlation of a task's change map with the other tasks' > {part.by:g}",
-            lambda part: "(rho)", _map_likeness, _greater,
+            lambda part: f"mean rank correlation of the change maps of two tasks > {part.by:g}",
+            lambda part: "(rho)", _map_likeness, GREATER,
         ),
         ClaimTest(
             "unrelated",
-            lambda part: f"|rank correlation of change and score over methods| < {part.margin:g}",
-            lambda part: "(rho)", _change_and_score, _within,
+            lambda part: f"|rank correlation of change and score over methods, at one rate| < {part.margin:g}",
+            lambda part: "(rho)", _change_and_score, WITHIN, inner_rates=False,
         ),
         ClaimTest(
             "shrinks_with_size",
             lambda part: f"fall of {part.a} - {part.b} per doubling of the training rows > 0",
-            lambda part: "points", _slopes, _greater,
+            lambda part: "points", _slopes, GREATER,
         ),
         ClaimTest(
             "same_trend",
             lambda part: f"|fall of {part.a} - {part.b} per doubling of the training rows| < {part.margin:g}",
-            lambda part: "points", _slopes, _within,
+            lambda part: "points", _slopes, WITHIN,
         ),
         ClaimTest(
             "smaller_bases_lose_more",
             lambda part: f"growth of {part.a} - {part.b} per halving of the base > 0",
-            lambda part: "points", _paired, _greater, _by_size_of_base,
+            lambda part: "points", _paired, GREATER, _by_size_of_base,
         ),
         ClaimTest(
             "same_difference",
             lambda part: f"|({part.a} - {part.b}) - ({' - '.join(part.pair)})| < {part.margin:g}",
-            _unit, _differences_of_differences, _within,
+            _unit, _differences_of_differences, WITHIN,
         ),
     )
 }  # fmt: skip

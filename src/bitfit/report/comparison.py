@@ -25,7 +25,7 @@ from .figures import Dot, dots, shared_limits
 from .page import Cell, Grid, markup, plain, render
 from .report import Drawing
 from .resampling import score_variance, variance_from_rows
-from .statistics import LEVEL, Estimate, Place, Spread, holm, place, t_quantile
+from .statistics import LEVEL, Place, alone, holm, place, t_quantile
 
 TITLE = "Methods compared"
 REFERENCE = "bitfit"
@@ -186,10 +186,10 @@ def compare(
     contest = run_contest(
         source, base, ComparePlan.of(options), out=out, watch=watch, say=say, checkpoint_seconds=checkpoint_seconds
     )
-    found = judge(contest)
+    comparison = judge(contest)
     if out is not None:
-        found.write(out)
-    return found
+        comparison.write(out)
+    return comparison
 
 
 # ---- the numbers
@@ -215,8 +215,8 @@ def judge(contest: Contest) -> Comparison:
 def _against(base: Contestant, done: Sequence[Contestant]) -> dict[str, tuple[Place, float]]:
     """For each other method its paired difference to `base`, and the corrected two-sided p-value."""
     places = {one.method.name: _difference(one, base) for one in done if one is not base}
-    corrected = holm({name: _p(found) for name, found in places.items()})
-    return {name: (found, corrected[name][0]) for name, found in places.items()}
+    corrected = holm({name: _p(effect) for name, effect in places.items()})
+    return {name: (effect, corrected[name][0]) for name, effect in places.items()}
 
 
 def _difference(one: Contestant, base: Contestant) -> Place:
@@ -226,22 +226,22 @@ def _difference(one: Contestant, base: Contestant) -> Place:
     return place("", one.method.name, by_seed, variance_from_rows(pairs, "test"), one.chosen[0].rows["test"])
 
 
-def _p(found: Place) -> float:
+def _p(effect: Place) -> float:
     """The two-sided p-value of no difference."""
-    estimate = Estimate(found.effect, (Spread(math.sqrt(found.variance), found.freedom),), (found,))
+    estimate = alone(effect)
     return min(1.0, 2 * min(estimate.p("above", 0.0), estimate.p("below", 0.0)))
 
 
 def _scores(one: Contestant) -> list[float]:
     """The test score of each seed in percent; nothing if a training diverged."""
-    found = [result.score("test") for result in one.chosen]
-    return [100 * score for score in found if score is not None] if None not in found else []
+    scores = [result.score("test") for result in one.chosen]
+    return [100 * score for score in scores if score is not None] if None not in scores else []
 
 
 def _line(one: Contestant, against: tuple[Place, float] | None) -> Line:
     scores = _scores(one)
     first = one.chosen[0]
-    own = place("", "", scores, score_variance(one.chosen, "test"), first.rows["test"]) if scores else None
+    mean = place("", "", scores, score_variance(one.chosen, "test"), first.rows["test"]) if scores else None
     alone = one.chosen[1:] or one.chosen  # the first seed shared its pass with other rates
     costs = [cost for cost in _costs(one.searched) if "bytes" in cost]
     cost = costs[0] if costs else {}
@@ -253,8 +253,8 @@ def _line(one: Contestant, against: tuple[Place, float] | None) -> Line:
         autofreeze=one.method.autofreeze,
         rate=one.rate,
         scores=tuple(scores),
-        score=own.effect if own is not None else None,
-        interval=None if own is None else _possible(own.interval),
+        score=mean.effect if mean is not None else None,
+        interval=None if mean is None else _possible(mean.interval),
         difference=difference.effect if difference is not None else None,
         difference_interval=difference.interval if difference is not None else None,
         p=p,
@@ -300,12 +300,12 @@ def advise(contest: Contest) -> Advice:
     return Advice(best.method.name, False, f"{shown}. {_doubt(contest, tied, smaller, against)}")
 
 
-def _smaller_text(one: Contestant, best: Contestant, found: Place) -> str:
-    low, high = found.interval or (found.effect, found.effect)
+def _smaller_text(one: Contestant, best: Contestant, difference: Place) -> str:
+    low, high = difference.interval or (difference.effect, difference.effect)
     return (
         f"Use {one.method.name} here: {best.method.name} has the best score, but {one.method.name} trains "
         f"{_trained(one)} instead of {_trained(best)}, and that costs at most {MARGIN:g} point "
-        f"({_points(found.effect)}, 95% interval {_points(low)} to {_points(high)})."
+        f"({_points(difference.effect)}, 95% interval {_points(low)} to {_points(high)})."
     )
 
 
@@ -315,8 +315,8 @@ def _doubt(
     """Which methods the best one cannot be told from, and how large a difference would have been seen."""
     names = [one.method.name for one in tied]
     nearest = max(tied, key=lambda one: against[one.method.name][0].effect)
-    found = against[nearest.method.name][0]
-    seen = t_quantile(0.975, found.freedom) * math.sqrt(found.variance)
+    difference = against[nearest.method.name][0]
+    seen = t_quantile(0.975, difference.freedom) * math.sqrt(difference.variance)
     seeds = len(contest.contestants[0].chosen)
     text = (
         f"This is not sure: {_listed(names)} cannot be told from it with {contest.rows['test']:,} test rows and "
@@ -350,14 +350,16 @@ def _range(interval: tuple[float, float] | None, signed: bool = False) -> str:
     return f"{low} to {high}"
 
 
-def _table(found: Comparison) -> Grid:
-    contest = found.contest
+def _table(comparison: Comparison) -> Grid:
+    contest = comparison.contest
     rows: list[list[Cell | str]] = []
-    for line in sorted(found.lines, key=lambda line: -math.inf if line.score is None else line.score, reverse=True):
-        rows.append(_row(line, found))
+    for line in sorted(
+        comparison.lines, key=lambda line: -math.inf if line.score is None else line.score, reverse=True
+    ):
+        rows.append(_row(line, comparison))
     metric = contest.metric.replace("_", " ")
     head = [
-        "method", f"test {metric}", f"against {found.reference}", "trained", "delta", "training", "peak memory",
+        "method", f"test {metric}", f"against {comparison.reference}", "trained", "delta", "training", "peak memory",
         "prediction", "mixed batch",
     ]  # fmt: skip
     notes = (
@@ -370,7 +372,7 @@ def _table(found: Comparison) -> Grid:
     return Grid("Scores and costs", head, rows, notes=notes)
 
 
-def _row(line: Line, found: Comparison) -> list[Cell | str]:
+def _row(line: Line, comparison: Comparison) -> list[Cell | str]:
     what = line.select
     if line.inject != "none":
         what += f", {line.inject}"
@@ -389,7 +391,7 @@ def _row(line: Line, found: Comparison) -> list[Cell | str]:
     if line.score is None:
         return [name, Cell("diverged", "", "missing"), "", *costs]
     score = Cell(f"{line.score:.1f}", _range(line.interval))
-    return [name, score, _difference_cell(line, found.reference), *costs]
+    return [name, score, _difference_cell(line, comparison.reference), *costs]
 
 
 def _difference_cell(line: Line, reference: str) -> Cell:
@@ -427,10 +429,10 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
-def _panels(found: Comparison) -> list[Panel]:
+def _panels(comparison: Comparison) -> list[Panel]:
     """Scores, and differences to the reference, with their intervals."""
-    done = sorted((line for line in found.lines if line.score is not None), key=lambda line: -(line.score or 0.0))
-    families = {one.method.name: one.method.kind for one in found.contest.contestants}
+    done = sorted((line for line in comparison.lines if line.score is not None), key=lambda line: -(line.score or 0.0))
+    families = {one.method.name: one.method.kind for one in comparison.contest.contestants}
     scores, differences = [], []
     for line in done:
         paint = drawing.colour(families[line.name])
@@ -441,11 +443,11 @@ def _panels(found: Comparison) -> list[Panel]:
     drawn = []
     with drawing.style():
         if scores:
-            label = f"test {found.contest.metric.replace('_', ' ')}"
+            label = f"test {comparison.contest.metric.replace('_', ' ')}"
             drawn.append(dots("Scores", scores, _limits(scores), label, None))
         if differences:
             limits = _limits(differences, 0.0)
-            drawn.append(dots(f"Differences to {found.reference}", differences, limits, "points", 0.0))
+            drawn.append(dots(f"Differences to {comparison.reference}", differences, limits, "points", 0.0))
     return drawn
 
 

@@ -62,6 +62,7 @@ _STYLE = {
     "xtick.labelsize": 7.5,
     "ytick.labelsize": 7.5,
     "legend.fontsize": 7,
+    "legend.title_fontsize": 7,
     "legend.frameon": False,
     "savefig.dpi": 200,
     "svg.hashsalt": "bitfit",
@@ -119,7 +120,7 @@ def svg(figure: Figure) -> str:
     # The XML declaration and the DOCTYPE may not stand inside an HTML page, and a file does without them.
     text = text[text.index("<svg") :]
     text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, count=1, flags=re.S)
-    text = re.sub(r' style="([^"]*)"', lambda found: _attributes(found[1]), text)
+    text = re.sub(r' style="([^"]*)"', lambda match: _attributes(match[1]), text)
     return re.sub(r' id="(figure|axes|patch|text|line2d|matplotlib|xtick|ytick|legend|PolyC|LineC|Path)\w*?"', "", text)
 
 

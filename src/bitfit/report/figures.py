@@ -24,6 +24,7 @@ from .quantities import gap, moved
 from .statistics import place, summary
 
 SPACED = 1.5  # by which factor at least the marks of an axis of training rows lie apart
+MOST = 100.0  # points
 Draw = Callable[[Figure, Study, Sequence[Findings]], list[Panel]]
 
 
@@ -82,9 +83,9 @@ def _panels_of_places(figure: Figure, bases: Sequence[Findings]) -> Iterator[tup
 
 
 def shared_limits(values: Iterable[float], margin: float = 0.06) -> tuple[float, float]:
-    """The ends of an axis that holds all values."""
+    """The ends of an axis that holds all values; no score is above 100, whatever its interval says."""
     known = [value for value in values if math.isfinite(value)]
-    low, high = min(known), max(known)
+    low, high = max(min(known), -MOST), min(max(known), MOST)
     room = margin * (high - low) or max(0.5, 0.05 * abs(high))
     return low - room, high + room
 
@@ -102,9 +103,10 @@ def _curve_axes(entries: int) -> tuple[Any, Any]:
     return drawing.axes(2.1 + 0.15 * math.ceil(entries / 2))
 
 
-def _legend(axes: Any) -> None:
+def _legend(axes: Any, title: str | None = None) -> None:
     """A legend below the axes, two entries a line."""
-    axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=1.4)
+    handles = axes.get_legend_handles_labels()
+    axes.figure.legend(*handles, loc="outside lower center", ncols=2, handlelength=1.4, title=title)
 
 
 # ---- dots with intervals
@@ -273,10 +275,11 @@ def _loss_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> lis
             if some:
                 axes.set_xlabel("epoch")
                 axes.set_ylabel("loss")
-                if len(names) == 1 and _by_rate(findings, names[0]):
+                by_rate = len(names) == 1 and _by_rate(findings, names[0])
+                if by_rate:
                     axes.set_yscale("log")
                     axes.yaxis.set_major_formatter("{x:g}")
-                _legend(axes)
+                _legend(axes, "rate" if by_rate else None)
                 title = " · ".join([task, *(names if len(names) == 1 else ()), findings.base])
                 drawn.append(Panel(title, panel, f"Training and dev loss of {', '.join(names)} on {task}"))
     return drawn
@@ -447,17 +450,17 @@ def _base_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> lis
 
 def _maps(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
     """Change maps on one scale."""
-    found = []
+    maps = []
     for findings, task in _panels_of_places(figure, bases):
         for name in _methods(figure, findings):
             change = mean_change(findings, name, task)
             kept = {term: row for term, row in change.items() if any(row) or term in figure.terms}
             if any(any(row) for row in kept.values()):
-                found.append((" · ".join([task, name, findings.base]), kept))
-    top = max((changemap.largest(change) for _, change in found), default=0.0)
+                maps.append((" · ".join([task, name, findings.base]), kept))
+    top = max((changemap.largest(change) for _, change in maps), default=0.0)
     return [
         Panel(title, changemap.figure(change, "", top), f"Mean absolute change by term and layer: {title}")
-        for title, change in found
+        for title, change in maps
     ]
 
 

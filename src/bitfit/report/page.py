@@ -20,6 +20,7 @@ class Cell:
     text: str = ""
     note: str = ""
     kind: str = ""  # a class of the style sheet
+    link: str = ""  # a page that the text leads to
 
     @property
     def plain(self) -> str:

@@ -8,7 +8,8 @@ from ..study.spec import Method, Number, Row, Study, Table
 from ..study.store import Result
 from .findings import Findings
 
-LAYOUTS = ("tasks", "rates", "sizes")
+LAYOUTS = ("tasks", "rates", "sizes", "test")
+TEST_SCORE = 1  # its column in a table of layout `test`
 
 
 def published(study: Study) -> list[Findings]:
@@ -26,17 +27,24 @@ def published(study: Study) -> list[Findings]:
 
 def _results(study: Study, table: Table, row: Row, base: str) -> list[tuple[Point, Result]]:
     method = study.method(row.method)
-    found = []
-    for column, number in zip(table.columns, row.numbers, strict=False):
-        if number is None:
+    results = []
+    for task, size, number in _cells(table, row):
+        if task in study.trained_tasks:
+            results.append(_result(method, task, size, row.rate, number, base))
+    return results
+
+
+def _cells(table: Table, row: Row) -> list[tuple[str, int | None, Number]]:
+    """The scores of a row, each with its task and training size."""
+    cells = []
+    for column, (name, number) in enumerate(zip(table.columns, row.numbers, strict=False)):
+        if number is None or (table.layout == "test" and column != TEST_SCORE):
             continue
         if table.layout == "sizes":
-            task, size = table.task, None if column == "all" else int(column)
+            cells.append((table.task, None if name == "all" else int(name), number))
         else:
-            task, size = column, None
-        if task in study.trained_tasks:
-            found.append(_result(method, task, size, row.rate, number, base))
-    return found
+            cells.append((table.task or name, None, number))
+    return cells
 
 
 def _result(

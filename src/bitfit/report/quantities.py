@@ -48,6 +48,12 @@ def gap(result: Result) -> float | None:
     return None if train is None or dev is None else 100 * (train - dev)
 
 
+def _train_error(result: Result) -> float | None:
+    """How far the train score of the kept checkpoint is below 100."""
+    train = result.score("train")
+    return None if train is None else 100 * (1 - train)
+
+
 def late_fall(result: Result) -> float | None:
     """How far the dev score falls from its best fifth to the last fifth of training, in points.
 
@@ -105,6 +111,7 @@ QUANTITIES = {
     for quantity in (
         Quantity("score", "", "points"),
         Quantity("gap", "generalisation gap", "points", gap),
+        Quantity("train_error", "distance from 100 of the train score", "points", _train_error),
         Quantity("fall", "late fall of the dev score", "points", late_fall),
         Quantity("gentleness", "mean share of the starting loss", "points", loss_area),
         Quantity("epochs", "epochs to within a point of the best", "epochs", epochs_to_converge),

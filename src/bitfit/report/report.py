@@ -23,10 +23,11 @@ from .page import Grid, markup, plain, render
 from .published import published
 from .statistics import Place
 from .tables import audit, costs, counted_wins, gaps, published_tables, tables
-from .verdicts import GENERAL_BASES, GENERAL_PLACES, GENERAL_TASKS, LEAST_PLACES, OPEN, Comparison, Verdict, judge
+from .verdicts import GENERAL_BASES, GENERAL_PLACES, GENERAL_TASKS, OPEN, Comparison, Verdict, judge
 
+PLACE_NOTE = "A place is one task on one base."
 METHOD_NOTE = (
-    "A place is one task on one base. Its effect is the mean difference over seeds, with the same seed and data under "
+    f"{PLACE_NOTE} Its effect is the mean difference over seeds, with the same seed and data under "
     "both methods; its interval comes from the seeds and from a paired bootstrap over the test rows. Over places the "
     "effect is a random-effects mean. Its interval is the wider of Hartung and Knapp's and of one that adds the "
     "variance between tasks and the variance between bases, because places of one task or one base are not "
@@ -134,6 +135,7 @@ def as_html(
         cost=cost_in_words(study),
         verdicts=[card(verdict) for verdict in verdicts],
         conditions=" ".join(conditions(findings) for findings in ran),
+        place_note=PLACE_NOTE,
         method_note=METHOD_NOTE,
         tables=tables(study, ran),
         published_tables=published_tables(study, ran),
@@ -229,29 +231,29 @@ def _count(number: int, noun: str) -> str:
 def card(verdict: Verdict) -> dict[str, Any]:
     """A verdict as the template shows it."""
     claim = verdict.claim
-    several = len(verdict.comparisons) > 1
-    parts = [
-        {
-            "says": one.says,
-            "shown": effect_in_words(one),
-            "outcome": one.outcome if several else "",
-            "details": details_in_words(one),
-            "left_out": one.left_out,
-            "published": _published_words(verdict, n),
-        }
-        for n, one in enumerate(verdict.comparisons)
-    ]
     return {
         "text": claim.text,
-        "paper": claim.paper or "this study",
-        "where": claim.where,
+        "source": f"{claim.paper or 'this study'}, {claim.where}".removesuffix(", "),
         "outcome": verdict.outcome,
         "shown": outcome_in_words(verdict),
         "general": verdict.general,
         "css": CSS[verdict.outcome],
         "scope": scope_in_words(verdict),
-        "parts": parts,
+        "parts": [_part(verdict, n) for n in range(len(verdict.comparisons))],
         "needs": verdict.needs,
+    }
+
+
+def _part(verdict: Verdict, n: int) -> dict[str, Any]:
+    """A comparison of a verdict as the template shows it."""
+    one = verdict.comparisons[n]
+    return {
+        "says": one.says,
+        "shown": effect_in_words(one),
+        "outcome": one.outcome if len(verdict.comparisons) > 1 else "",
+        "details": details_in_words(one),
+        "left_out": one.left_out,
+        "published": _published_words(verdict, n),
     }
 
 
@@ -274,7 +276,7 @@ def places_in_words(places: Sequence[Place]) -> str:
     """Bases with their tasks."""
     by_base: dict[str, dict[str, None]] = {}
     for one in places:
-        by_base.setdefault(one.base, {})[one.task] = None
+        by_base.setdefault(one.base, {}).update(dict.fromkeys(one.all_tasks))
     return "; ".join(f"{base}: {', '.join(tasks)}" for base, tasks in by_base.items())
 
 
@@ -299,10 +301,8 @@ def details_in_words(one: Comparison) -> str:
         detectable = estimate.detectable(one.levels.holds)
         if detectable is not None:
             details.append(f"could have seen {detectable:.1f} {one.test.unit(one.part)}")
-    elif estimate is not None and len(estimate.places) < LEAST_PLACES:
-        details.append("too few places for a test")
     elif estimate is not None:
-        details.append("the places do not vary, so there is no test")
+        details.append(f"no test: {one.why_open}")
     if len(one.by_base) > 1:
         details.append(", ".join(f"{base} {each.mean:+.2f}" for base, each in one.by_base.items()))
     return "; ".join(details)
@@ -316,7 +316,8 @@ def _published_words(verdict: Verdict, n: int) -> str:
     one = verdict.published[n] if n < len(verdict.published) else None
     if one is None or one.estimate is None:
         return ""
-    return f"{effect_in_words(one)}; {one.outcome}"
+    why = f" ({one.why_open})" if one.why_open else ""
+    return f"{effect_in_words(one)}; {one.outcome}{why}"
 
 
 def verdict_grid(verdicts: Sequence[Verdict]) -> Grid:
@@ -326,11 +327,12 @@ def verdict_grid(verdicts: Sequence[Verdict]) -> Grid:
         source = f"{verdict.claim.paper}, {verdict.claim.where}".removesuffix(", ")
         claim = [verdict.claim.text, source, outcome_in_words(verdict)]
         if not verdict.comparisons:
-            rows.append([*claim, verdict.claim.untested, "", ""])
+            rows.append([*claim, verdict.claim.untested, "", "", ""])
         for n, one in enumerate(verdict.comparisons):
             first = claim if n == 0 else ["", "", ""]
-            rows.append([*first, one.says, effect_in_words(one), details_in_words(one)])
-    head = ["claim", "claimed by", "verdict", "comparison", "effect", "details"]
+            published = _published_words(verdict, n)
+            rows.append([*first, one.says, effect_in_words(one), details_in_words(one), published])
+    head = ["claim", "claimed by", "verdict", "comparison", "effect", "details", "the paper's own numbers"]
     return Grid("Claims", head, rows, texts=range(len(head)))
 
 
@@ -340,7 +342,8 @@ def verdict_grid(verdicts: Sequence[Verdict]) -> Grid:
 def protocol_grid(study: Study) -> Grid:
     """The protocol as a table; what the paper does not state is marked as our choice."""
     rows = [[name, text] for name, text in facts(study)]
-    return Grid("The paper's protocol", ["", ""], rows, texts=(0, 1))
+    name = "The paper's protocol" if study.of_a_paper else "Protocol of this study"
+    return Grid(name, ["setting", "value"], rows, texts=(0, 1))
 
 
 def facts(study: Study) -> list[tuple[str, str]]:
@@ -417,11 +420,22 @@ def _remarks(study: Study) -> list[tuple[str, Sequence[str]]]:
 
 
 def cost_in_words(study: Study) -> str:
-    """What a study costs as the paper did it."""
-    trials, seconds = forecast.estimate(study)
-    days = seconds / 86400
-    time = f"{days:,.0f} days" if days >= 2 else f"{seconds / 3600:.1f} hours"
-    return f"{trials:,} trials, about {time} of one slow core"
+    """What a study costs in a small form on one core, and as the paper did it."""
+    small, published = forecast.small_cost(study), forecast.published_cost(study)
+    rows, epochs = forecast.SMALL.train_size, forecast.SMALL.epochs
+    words = (
+        f"small ({rows} training rows, {epochs} epochs, {forecast.SMALL.seeds} seeds on {forecast.SMALL_BASE}) "
+        f"about {_hours(small.operations / forecast.CORE)} of one core"
+    )
+    if not study.of_a_paper:
+        return words
+    gpu = _hours(published.operations / forecast.GPU)
+    return f"{words}; as the paper did it {published.trials:,} trials, about {gpu} of a GPU with 10 TFLOP/s"
+
+
+def _hours(seconds: float) -> str:
+    hours = seconds / 3600
+    return f"{hours:,.0f} hours" if hours >= 10 else f"{max(hours, 0.1):.1f} hours"
 
 
 def _reproduce(study: Study, bases: Sequence[Findings]) -> list[dict[str, Any]]:
@@ -437,7 +451,13 @@ def _reproduce(study: Study, bases: Sequence[Findings]) -> list[dict[str, Any]]:
             f"Data read: {_digests(manifest)}."
         )
         runs.append({"commands": [shlex.join(run.command) for run in manifest.runs], "facts": facts_of_base})
-    return runs or [{"commands": [f"bitfit study run {study.name}"], "facts": ""}]
+    return runs or [{"commands": _commands_to_start(study), "facts": ""}]
+
+
+def _commands_to_start(study: Study) -> list[str]:
+    """Commands for a study that was not run: small, and as the paper did it."""
+    commands = [shlex.join(forecast.small_command(study.name))]
+    return [*commands, f"bitfit study run {study.name}"] if study.of_a_paper else commands
 
 
 def _digests(manifest: Manifest) -> str:
@@ -457,9 +477,9 @@ def as_markdown(study: Study, bases: Sequence[Findings], verdicts: Sequence[Verd
     parts = [f"# {plain(study.title)}\n", plain(study.about) + "\n" if study.about else ""]
     parts += [plain(state(findings)) + "\n" for findings in bases]
     if not bases:
-        parts.append(f"Nothing has been run yet. As the paper did it, the study takes {cost_in_words(study)}.\n")
+        parts.append(f"Nothing has been run yet. Cost: {cost_in_words(study)}.\n")
     parts += [plain(conditions(findings)) + "\n" for findings in ran]
-    parts += [verdict_grid(verdicts).markdown()] if verdicts else []
+    parts += [verdict_grid(verdicts).markdown(), PLACE_NOTE + "\n"] if verdicts else []
     parts += [table.markdown() for table in tables(study, ran)]
     parts += [grid.markdown() for grid in _details(ran)]
     parts.append(protocol_grid(study).markdown())

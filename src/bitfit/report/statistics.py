@@ -56,6 +56,12 @@ class Place:
     freedom: float = math.inf
     seeds: int = 1
     rows: int = 0
+    tasks: tuple[str, ...] = ()  # the tasks, where the effect is one over several of them
+
+    @property
+    def all_tasks(self) -> tuple[str, ...]:
+        """The tasks that the effect was measured on."""
+        return self.tasks or (self.task,)
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -138,9 +144,15 @@ def combine(places: Sequence[Place]) -> Estimate | None:
     if len(places) < 2:
         return Estimate(mean, (), tuple(places))
     spreads = [_hartung_knapp(places, weights, mean), _crossed(places, weights)]
-    known = math.fsum(weight**2 * one.variance for weight, one in zip(weights, places, strict=True))
-    found = tuple(_at_least(spread, known) for spread in spreads if spread is not None)
-    return Estimate(mean, tuple(spread for spread in found if spread.error > 0), tuple(places))
+    explained = math.fsum(weight**2 * one.variance for weight, one in zip(weights, places, strict=True))
+    enough = [_at_least(spread, explained) for spread in spreads if spread is not None]
+    return Estimate(mean, tuple(spread for spread in enough if spread.error > 0), tuple(places))
+
+
+def alone(one: Place) -> Estimate:
+    """The effect on a single place, for a claim about that place only; its seeds and test rows give the error."""
+    spreads = (Spread(math.sqrt(one.variance), one.freedom),) if one.variance > 0 else ()
+    return Estimate(one.effect, spreads, (one,))
 
 
 def _weights(places: Sequence[Place]) -> list[float]:
@@ -157,19 +169,25 @@ def _between(places: Sequence[Place]) -> float:
     """Paule and Mandel's variance between places: the one that makes the weighted squares as large as expected."""
     from scipy.optimize import brentq
 
-    def excess(between: float) -> float:
-        weights = [1 / (one.variance + between) for one in places]
-        mean = math.fsum(w * one.effect for w, one in zip(weights, places, strict=True)) / math.fsum(weights)
-        squares = math.fsum(w * (one.effect - mean) ** 2 for w, one in zip(weights, places, strict=True))
-        return squares - (len(places) - 1)
-
     effects = [one.effect for one in places]
-    most = variance(effects) * len(places) if len(places) > 1 else 0.0
-    if most <= 0:
+    observed = variance(effects) if len(effects) > 1 else 0.0
+    if observed <= 0:
         return 0.0
-    if min(one.variance for one in places) <= 0:
-        return variance(effects)
-    return float(brentq(excess, 0.0, most)) if excess(0.0) > 0 > excess(most) else 0.0
+    if min(one.variance for one in places) <= 0:  # a weight would be infinite
+        return observed
+    most = observed * len(places)
+    if _excess(0.0, places) <= 0 or _excess(most, places) >= 0:
+        return 0.0
+    return float(brentq(_excess, 0.0, most, args=(places,)))
+
+
+def _excess(between: float, places: Sequence[Place]) -> float:
+    """By how much the weighted squares exceed what this variance between places lets expect."""
+    weights = [1 / (one.variance + between) for one in places]
+    weighted = [weight * one.effect for weight, one in zip(weights, places, strict=True)]
+    mean = math.fsum(weighted) / math.fsum(weights)
+    squares = [weight * (one.effect - mean) ** 2 for weight, one in zip(weights, places, strict=True)]
+    return math.fsum(squares) - (len(places) - 1)
 
 
 def _hartung_knapp(places: Sequence[Place], weights: Sequence[float], mean: float) -> Spread:
@@ -211,18 +229,45 @@ def _at_least(spread: Spread, known: float) -> Spread:
 
 
 def regression(xs: Sequence[float], places: Sequence[Place]) -> Estimate | None:
-    """The slope of effects over x, with an intercept for each task; None where x does not vary within a task."""
+    """The slope of effects over x, with an intercept for each task; None where x does not vary within a task.
+
+    x is a property of the base, so the bases are what was sampled: places of one base share what is special to it.
+    The error therefore comes from the mean residual of each base. With fewer than three bases there is none.
+    """
     centred_x, centred_y = _within_tasks(xs, places), _within_tasks([one.effect for one in places], places)
-    freedom = len(places) - len({one.task for one in places}) - 1
     below = math.fsum(x * x for x in centred_x)
     if below <= 0:
         return None
     slope = math.fsum(x * y for x, y in zip(centred_x, centred_y, strict=True)) / below
+    residuals = [y - slope * x for x, y in zip(centred_x, centred_y, strict=True)]
+    spreads = [_over_places(residuals, places, below), _over_bases(centred_x, residuals, places, below)]
+    known = tuple(spread for spread in spreads if spread is not None and spread.error > 0)
+    return Estimate(slope, known if len(known) == len(spreads) else (), tuple(places))
+
+
+def _over_places(residuals: Sequence[float], places: Sequence[Place], below: float) -> Spread | None:
+    """The standard error of a slope whose places vary independently."""
+    freedom = len(places) - len({one.task for one in places}) - 1
     if freedom < 1:
-        return Estimate(slope, (), tuple(places))
-    left = math.fsum((y - slope * x) ** 2 for x, y in zip(centred_x, centred_y, strict=True))
-    error = math.sqrt(left / freedom / below)
-    return Estimate(slope, (Spread(error, freedom),) if error > 0 else (), tuple(places))
+        return None
+    left = math.fsum(residual**2 for residual in residuals)
+    return Spread(math.sqrt(left / freedom / below), freedom)
+
+
+def _over_bases(
+    xs: Sequence[float], residuals: Sequence[float], places: Sequence[Place], below: float
+) -> Spread | None:
+    """The standard error of a slope where the places of a base share an effect."""
+    sums: dict[str, float] = {}
+    shared: dict[str, list[float]] = {}
+    for x, residual, one in zip(xs, residuals, places, strict=True):
+        sums[one.base] = sums.get(one.base, 0.0) + x
+        shared.setdefault(one.base, []).append(residual)
+    freedom = len(shared) - 2
+    if freedom < 1:
+        return None
+    between = math.fsum(statistics.fmean(values) ** 2 for values in shared.values()) / freedom
+    return Spread(math.sqrt(between * math.fsum(total**2 for total in sums.values())) / below, freedom)
 
 
 def _within_tasks(values: Sequence[float], places: Sequence[Place]) -> list[float]:
@@ -234,7 +279,7 @@ def _within_tasks(values: Sequence[float], places: Sequence[Place]) -> list[floa
 
 
 def holm(values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """Holm's correction: for each name the corrected p-value and the level its own p-value had to stay below."""
+    """Holm's correction: for each name the corrected p-value and the level its p-value had to stay below."""
     order = sorted(values, key=lambda name: values[name])
     corrected: dict[str, tuple[float, float]] = {}
     worst, level, failed = 0.0, LEVEL, False

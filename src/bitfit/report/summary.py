@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from .. import files
-from ..study import spec
+from ..study import forecast, spec
 from ..study.spec import Claim, Figure, Study
 from ..study.store import Results
 from . import report
 from .findings import Findings
 from .page import Cell, Grid, plain, render
 from .published import published
-from .verdicts import Comparison, Outcome, Verdict, judge
+from .verdicts import OPEN, Comparison, Outcome, Verdict, judge
 
 TITLE = "What the papers claim, and what holds here"
 OUTCOMES: tuple[Outcome, ...] = ("holds", "refuted", "no difference that matters", "open")
+OURS = "ours"  # the paper of claims that are our own
 MAIN = "core"  # the study whose figure the summary shows
 
 
@@ -67,13 +69,15 @@ def _html(judged: Sequence[Judged], results: Results) -> str:
         claims=_claims(judged),
         figures=_figures(judged),
         studies=_studies(judged, results),
+        to_run=_how_to_run(),
         method_note=report.METHOD_NOTE,
     )
 
 
 def _markdown(judged: Sequence[Judged], results: Results) -> str:
     parts = [f"# {TITLE}\n", plain(_conditions(judged)) + "\n"]
-    parts += [_claims(judged).markdown(), _studies(judged, results).markdown(), "## How verdicts are made\n"]
+    parts += [_claims(judged).markdown(), _studies(judged, results).markdown()]
+    parts += [plain(_how_to_run()) + "\n", "## How verdicts are made\n"]
     return "\n".join([*parts, plain(report.METHOD_NOTE) + "\n"])
 
 
@@ -99,32 +103,62 @@ def _base_names(judged: Sequence[Judged]) -> list[str]:
 
 
 def _claims(judged: Sequence[Judged]) -> Grid:
+    """Every claim: those that are decided first, then those with numbers of ours."""
     names = _base_names(judged)
-    rows: list[list[Cell | str]] = []
+    rows = []
     for claim in spec.known_claims().values():
-        source = f"{claim.paper}, {claim.where}"
         best = _best(claim, judged)
-        if best is None:
-            rows.append([Cell(claim.text, source), Cell("open", "", "text"), *("" for _ in names), "in no study"])
-            continue
-        _, verdict = best
-        cells = [_base_cell(verdict.comparisons, name) for name in names]
-        css = report.CSS[verdict.outcome]
-        outcome = Cell(report.outcome_in_words(verdict), _paper_says(claim, judged), css)
-        rows.append([Cell(claim.text, source), outcome, *cells, verdict.needs or "decided"])
+        rows.append((_order(best), _claim_row(claim, best, names, judged)))
+    rows.sort(key=lambda pair: pair[0])
     head = ["claim", "verdict", *names, "what would decide it"]
-    caption = "Effects on each base are means over its tasks, in the unit of the claim's first comparison."
-    return Grid("Claims", head, rows, caption, texts=(0, 1, len(head) - 1))
+    caption = (
+        f"{report.PLACE_NOTE} Effects on each base are means over its tasks, of the claim's first comparison. Verdicts "
+        "are those of the study with most places, corrected over the claims of that study."
+    )
+    return Grid("Claims", head, [row for _, row in rows], caption, texts=(0, 1, len(head) - 1))
+
+
+def _order(best: tuple[Judged, Verdict] | None) -> int:
+    if best is None:
+        return 3
+    _, verdict = best
+    if verdict.outcome != OPEN:
+        return 0
+    return 1 if _places(verdict) else 2
+
+
+def _claim_row(
+    claim: Claim, best: tuple[Judged, Verdict] | None, bases: Sequence[str], judged: Sequence[Judged]
+) -> list[Cell | str]:
+    text = Cell(claim.text, f"{claim.paper}, {claim.where}")
+    if best is None:
+        return [text, Cell("open", "", "text"), *("" for _ in bases), "in no study"]
+    one, verdict = best
+    ran = any(findings.done for findings in one.bases)
+    outcome = Cell(
+        report.outcome_in_words(verdict),
+        _paper_says(claim, judged),
+        report.CSS[verdict.outcome],
+        _page(one.study) if ran else "",
+    )
+    cells = [_base_cell(verdict.comparisons, name) for name in bases]
+    return [text, outcome, *cells, verdict.needs or "decided"]
+
+
+def _page(study: Study) -> str:
+    """The report of a study, seen from the summary."""
+    return f"{study.name}/report.html"
 
 
 def _paper_says(claim: Claim, judged: Sequence[Judged]) -> str:
-    """The outcome of the same test on the numbers in the paper, from the study with most of them."""
+    """The outcome of the same test on the paper's numbers, from the study with most of them, and why it is open."""
     verdicts = chain.from_iterable(one.verdicts for one in judged)
     known = [v for v in verdicts if v.claim.id == claim.id and v.published_outcome is not None]
     if not known:
-        return ""
+        return "" if claim.paper == OURS else "the paper prints no numbers that test it"
     most = max(known, key=_published_places)
-    return f"the paper's numbers: {most.published_outcome}"
+    why = f" ({most.why_published_is_open})" if most.why_published_is_open else ""
+    return f"the paper's numbers: {most.published_outcome}{why}"
 
 
 def _published_places(verdict: Verdict) -> int:
@@ -136,29 +170,52 @@ def _base_cell(comparisons: Sequence[Comparison], base: str) -> Cell:
     estimate = comparisons[0].by_base.get(base) if comparisons else None
     if estimate is None:
         return Cell("", "–", "missing")
-    tasks = len({place.task for place in estimate.places})
-    return Cell(f"{estimate.mean:+.1f}", f"{tasks} task{'s' if tasks != 1 else ''}")
+    first = comparisons[0]
+    tasks = len(set(chain.from_iterable(place.all_tasks for place in estimate.places)))
+    unit = first.test.unit(first.part)
+    return Cell(f"{estimate.mean:+.1f}", f"{unit}, {tasks} task{'s' if tasks != 1 else ''}")
 
 
 def _studies(judged: Sequence[Judged], results: Results) -> Grid:
     rows: list[list[Cell | str]] = []
     for one in judged:
-        done = sum(result is not None for findings in one.bases for result in findings.trials.values())
-        wanted = sum(len(findings.trials) for findings in one.bases)
+        trials = list(chain.from_iterable(findings.trials.values() for findings in one.bases))
+        done = sum(result is not None for result in trials)
         bases = ", ".join(findings.base for findings in one.bases if findings.done)
         if done:
-            state = f"{done:,} of {wanted:,} trials on {bases}"
+            state = f"{done:,} of {len(trials):,} trials on {bases}"
         else:
-            state = f"nothing run; as the paper did it: {report.cost_in_words(one.study)}"
-        rows.append([Cell(one.study.name, one.study.title), state, ", ".join(one.study.covers)])
+            state = f"not run; {report.cost_in_words(one.study)}"
+        name = Cell(one.study.name, one.study.title, link=_page(one.study) if done else "")
+        rows.append([name, state, _covers(one.study)])
     return Grid("Studies", ["study", "what was run", "covers"], rows, texts=(0, 1, 2))
+
+
+def _covers(study: Study) -> str:
+    """What a study covers, with the paper named once."""
+    if not study.of_a_paper:
+        return "no single table or figure"
+    items = [text.removeprefix(f"{study.paper} ") for text in study.covers]
+    return f"{study.paper}: {', '.join(items)}"
+
+
+def _how_to_run() -> str:
+    return f"A study that was not run can be run small with: {shlex.join(forecast.small_command('NAME'))}"
 
 
 def _conditions(judged: Sequence[Judged]) -> str:
     names = _base_names(judged)
     if not names:
         return "Nothing has been run yet."
-    return f"Bases: {', '.join(names)}. None of them is the papers' BERT-base, BERT-large or RoBERTa-base."
+    papers = set(chain.from_iterable(one.study.protocol.bases for one in judged if one.study.of_a_paper))
+    published = {name.rpartition("/")[2] for name in papers}
+    theirs = [name for name in names if name in published]
+    which = f"Of the papers' bases: {', '.join(theirs)}." if theirs else "None of them is a base of the papers."
+    main = next((one for one in judged if one.study.name == MAIN), None)
+    ran = [findings for findings in main.bases if findings.done] if main else []
+    settings = " ".join(report.conditions(findings) for findings in ran)
+    shown = f" The main comparison ran on: {settings}" if settings else ""
+    return f"Bases: {', '.join(names)}. {which}{shown} Every study's page has its conditions."
 
 
 def _figures(judged: Sequence[Judged]) -> list[report.DrawnFigure]:

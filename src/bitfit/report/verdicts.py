@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 from ..errors import StudyError, suggest
 from ..study.spec import Claim, Part, Study
-from .claim_tests import TESTS, ClaimTest, Ps
+from .claim_tests import TESTS, ClaimTest, Ps, is_about
 from .findings import Cell, Findings
 from .quantities import QUANTITIES
 from .statistics import LEVEL, Estimate, holm
@@ -60,9 +61,14 @@ class Comparison:
     def ps(self) -> Ps | None:
         """Its p-values, uncorrected; None with too few places."""
         estimate = self.estimate
-        if estimate is None or len(estimate.places) < LEAST_PLACES or not estimate.spreads:
+        if estimate is None or len(estimate.places) < self.least_places or not estimate.spreads:
             return None
-        return self.test.decide(self.part, estimate)
+        return self.test.decision.p_values(self.part, estimate)
+
+    @property
+    def least_places(self) -> int:
+        """How many places a test needs: one, if the claim is about one task on one base."""
+        return 1 if self.part.base else LEAST_PLACES
 
     @property
     def outcome(self) -> Outcome:
@@ -94,10 +100,11 @@ class Comparison:
     def missing(self) -> list[str]:
         """What a general verdict lacks."""
         places = self.estimate.places if self.estimate else ()
+        tasks = set(chain.from_iterable(one.all_tasks for one in places))
         wanted = (
-            ("place", len(places), GENERAL_PLACES),
-            ("task", len({one.task for one in places}), min(GENERAL_TASKS, len(self.part.tasks) or GENERAL_TASKS)),
-            ("base", len({one.base for one in places}), GENERAL_BASES),
+            ("place", len(places), 1 if self.part.base else GENERAL_PLACES),
+            ("task", len(tasks), min(GENERAL_TASKS, len(self.part.tasks) or GENERAL_TASKS)),
+            ("base", len({one.base for one in places}), 1 if self.part.base else GENERAL_BASES),
         )
         return [_count(need - have, f"more {name}") for name, have, need in wanted if have < need]
 
@@ -114,6 +121,27 @@ class Comparison:
             return ""
         places = math.ceil(len(self.estimate.places) * (detectable / margin) ** 2)
         return f"about {places} places would show a difference of {margin:g} {self.test.unit(self.part)}"
+
+    @property
+    def why_open(self) -> str:
+        """Why it is open, in a few words; empty if it is decided."""
+        if self.outcome != OPEN:
+            return ""
+        estimate = self.estimate
+        if estimate is None:
+            return "no place has numbers for it"
+        places = len(estimate.places)
+        if places < self.least_places:
+            return f"{_count(places, 'place')}; a test needs {self.least_places}"
+        if not estimate.spreads:
+            return "single numbers without a spread" if places == 1 else "the places do not vary"
+        return f"the interval over {_count(places, 'place')} does not exclude {_bounds(self.part)}"
+
+
+def _bounds(part: Part) -> str:
+    """The values that the interval of a part would have to exclude, in words."""
+    bounds = TESTS[part.test].decision.bounds(part)
+    return " and ".join(f"{bound:+g}" if bound else "0" for bound in bounds)
 
 
 def _count(number: int, noun: str) -> str:
@@ -138,6 +166,14 @@ class Verdict:
         """The outcome on the paper's numbers; None if it prints none for this claim."""
         known = [one for one in self.published if one.estimate is not None]
         return combined([one.outcome for one in self.published]) if known else None
+
+    @property
+    def why_published_is_open(self) -> str:
+        """Why the paper's numbers decide nothing; empty if they do, or if it prints none."""
+        if self.published_outcome != OPEN:
+            return ""
+        reasons = dict.fromkeys(one.why_open for one in self.published if one.why_open)
+        return "; ".join(reasons)
 
     @property
     def general(self) -> bool:
@@ -245,7 +281,9 @@ def _compare(part: Part, bases: Sequence[Findings]) -> Comparison:
 
 def _left_out(part: Part, findings: Findings) -> list[str]:
     """The places and cells that a comparison could have used but did not, with the reason."""
-    reasons = []
+    reasons: list[str] = []
+    if not is_about(part, findings):
+        return reasons
     for task in part.tasks or findings.trained_tasks:
         sizes = findings.sizes(task) if task in findings.trained_tasks else []
         for size in sizes:
@@ -255,11 +293,18 @@ def _left_out(part: Part, findings: Findings) -> list[str]:
             if (task, size) in findings.without_evidence:
                 reasons.append(f"{where}: the methods do not beat the majority class")
                 continue
-            for name in dict.fromkeys(filter(None, (part.a, part.b, *part.pair))):
+            for name in _methods(part):
                 reason = _edge(findings, (name, task, size))
                 if reason is not None:
                     reasons.append(f"{where}: {name} {reason}")
     return reasons
+
+
+def _methods(part: Part) -> list[str]:
+    """The methods whose rate must not be at the edge of those tried."""
+    if not TESTS[part.test].inner_rates:
+        return []
+    return list(dict.fromkeys(name for name in (part.a, part.b, *part.pair) if name))
 
 
 def _edge(findings: Findings, cell: Cell) -> str | None:

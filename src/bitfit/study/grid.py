@@ -211,7 +211,7 @@ def differences(study: Study, settings: Settings, base: str, name: str) -> list[
     """What a run on `base`, shown as `name`, changes of the paper's protocol, one sentence each."""
     protocol = study.protocol
     changed = []
-    if base not in protocol.bases:
+    if base not in protocol.bases and study.of_a_paper:
         changed.append(f"The base is {name}, the paper's {protocol.model}.")
     pairs: Sequence[tuple[str, Any, Any]] = (
         ("epochs", settings.epochs, protocol.epochs),
@@ -232,7 +232,8 @@ def differences(study: Study, settings: Settings, base: str, name: str) -> list[
     if isinstance(settings.lr, tuple):
         changed.append(f"Rates: {_several(settings.lr)}.")
     elif any_free and _takes_default_rates(study, settings, base):
-        changed.append("Rates are the defaults for the base and the selection, not the paper's.")
+        whose = "the paper's" if study.of_a_paper else "the study's"
+        changed.append(f"Rates are the defaults for the base and the selection, not {whose}.")
     return changed
 
 

@@ -160,10 +160,10 @@ def unknown_method(name: str, why: str) -> UsageError:
 def duration(value: float | str) -> float:
     """Seconds of a duration such as 90, 90s, 10m or 2h."""
     text = str(value).strip()
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", text)
-    if found is None or float(found[1]) <= 0:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", text)
+    if match is None or float(match[1]) <= 0:
         raise UsageError(f"--budget {text}: must be a duration such as 90s, 10m or 2h")
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}[found[2]]
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}[match[2]]
 
 
 # ---- how much fits

@@ -21,7 +21,7 @@ from . import forecast, grid
 from .data import Opening
 from .grid import Point, Settings
 from .manifest import BaseFacts, Entry, Frame, Manifest, RunFacts
-from .passes import Engine, Pass, versions, workspace
+from .passes import Engine, Opened, Pass, versions, workspace
 from .spec import Method, Study
 from .store import Result, Results, key_of, standings
 
@@ -114,11 +114,24 @@ class Campaign:
         )
 
     def _passes(self, opening: Opening, points: list[Point]) -> Iterator[Pass]:
+        """The passes over one opened data set that have trials without a result."""
         opened = self.workspace.open(opening)
-        job = opened.job
         self.digests.setdefault(opening.task, opened.digest[:12])  # of its first size
-        where: dict[Trial, Point] = {}  # methods that are equal on this base share a trial
-        trials: list[Resolved] = []
+        trials = self._resolved(opened, points)
+        resolved = [each for each, _ in trials.values()]
+        point_of = {trial: point for trial, (_, point) in trials.items()}
+        for group in passes(resolved, self.lanes):
+            missing = [each for each in group if not self.results.has(self.keys[point_of[each.trial]])]
+            if missing:
+                yield self._pass(opening, opened.job, missing, point_of)
+
+    def _resolved(self, opened: Opened, points: list[Point]) -> dict[Trial, tuple[Resolved, Point]]:
+        """The trials of these points, each with the first of its points, and the keys of all points.
+
+        Methods that are equal on this base share a trial. A method that the base has no parameters for is skipped.
+        """
+        job = opened.job
+        trials: dict[Trial, tuple[Resolved, Point]] = {}
         for name, of_method in groupby(points, key=lambda point: point.method):
             wanted = {point: self._trial(job, point) for point in of_method}
             try:
@@ -126,14 +139,10 @@ class Campaign:
             except SelectionError as error:
                 self.skipped[name] = str(error)
                 continue
-            trials += [each for each in resolved if each.trial not in where]
-            for point, trial in wanted.items():
-                self.keys[point] = key_of(trial_table(trial), opened.digest, job.base.fingerprint)
-                where.setdefault(trial, point)
-        for group in passes(trials, self.lanes):
-            missing = [each for each in group if not self.results.has(self.keys[where[each.trial]])]
-            if missing:
-                yield self._pass(opening, job, missing, where)
+            for point, each in zip(wanted, resolved, strict=True):
+                self.keys[point] = key_of(trial_table(each.trial), opened.digest, job.base.fingerprint)
+                trials.setdefault(each.trial, (each, point))
+        return trials
 
     def _trial(self, job: Job, point: Point) -> Trial:
         protocol, settings = self.study.protocol, self.settings
@@ -163,9 +172,9 @@ class Campaign:
             autofreeze=method.autofreeze,
         )
 
-    def _pass(self, opening: Opening, job: Job, group: list[Resolved], where: dict[Trial, Point]) -> Pass:
+    def _pass(self, opening: Opening, job: Job, group: list[Resolved], point_of: dict[Trial, Point]) -> Pass:
         trials = tuple(resolved.trial for resolved in group)
-        points = tuple(where[trial] for trial in trials)
+        points = tuple(point_of[trial] for trial in trials)
         keys = tuple(self.keys[point] for point in points)
         folder = self.results.pass_folder(self.study.name, self.name, keys)
         work = sum(forecast.trial_work(job, resolved) for resolved in group)
@@ -193,9 +202,11 @@ class Campaign:
     def _base_differences(self) -> list[str]:
         """How the base differs in kind from the paper's, where it is another one."""
         base = self.workspace.base
-        if {self.base, self.name} & set(self.study.protocol.bases):
+        if not self.study.of_a_paper or {self.base, self.name} & set(self.study.protocol.bases):
             return []
         differences = []
+        if base.pooling == "mean":
+            differences.append("The base was trained further to give sentence embeddings.")
         if resolve_pool(base, "auto") == "mean":
             differences.append("The head sees the mean of all tokens; the paper's sees the first token.")
         if getattr(base.tokenizer, "do_lower_case", False) and self.study.protocol.cased != "no":

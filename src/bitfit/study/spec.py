@@ -173,6 +173,7 @@ class Part:
     by: float = 0.0  # for `greater`: by more than this
     terms: tuple[str, ...] = ()
     pair: tuple[str, ...] = ()  # for `same_difference`: the two methods whose difference a - b is compared with
+    base: str = ""  # the only base the claim is about, by the name of its folder
 
     def __post_init__(self) -> None:
         _one_of("sizes", self.sizes, SIZES)
@@ -232,6 +233,11 @@ class Study:
     @cached_property
     def _methods(self) -> dict[str, Method]:
         return {method.name: method for method in self.methods}
+
+    @property
+    def of_a_paper(self) -> bool:
+        """Whether it repeats something of a paper; else its protocol is ours."""
+        return bool(self.covers)
 
     @cached_property
     def trained_tasks(self) -> tuple[str, ...]:
