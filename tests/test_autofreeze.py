@@ -125,10 +125,25 @@ def lane_with_moves(csv_file, base, moves):
 
 
 @pytest.mark.parametrize(("moves", "frozen"), [((0, 0), 2), ((0, 9), 1), ((9, 0), 0), ((9, 9), 0)])
-def test_settled_layers_are_frozen_from_the_lowest_up(csv_file, base, moves, frozen):
+def test_settled_layers_are_frozen_from_the_lowest_up(csv_file, base, monkeypatch, moves, frozen):
+    monkeypatch.setattr(autofreeze, "MOST_AT_ONCE", 1.0)
     runner = lane_with_moves(csv_file, base, moves)
     assert runner.frozen == runner.bank.depths[0] == frozen
     assert [freezing.frozen_layers for freezing in runner.history.freezings] == ([frozen] if frozen else [])
+
+
+def test_an_evaluation_freezes_at_most_half_of_the_layers_that_still_train(base, csv_file, monkeypatch):
+    all_settled(monkeypatch)
+    _, trials = prepare(csv_file, base, Plan(lr=1e-3, autofreeze=True), lambda _: None)
+    model = Model(tiny_base("bert"), 2, "mean")
+    bank = Bank(model, [lane_to_train(model, select(model.anatomy, "bias", 0))], prefix_dropout=False)
+    runner = Runner(trials[0].trial, bank, 0)
+    judge = AutoFreeze([runner])
+    frozen = []
+    for _ in range(4):
+        judge([runner])
+        frozen.append(runner.frozen)
+    assert model.anatomy.layers == 3 and frozen == [0, 2, 3, 3]
 
 
 # ---- training
@@ -206,7 +221,10 @@ def test_the_dev_score_is_that_of_the_delta(base, csv_file, monkeypatch):
 def test_the_history_file_says_when_layers_were_frozen(base, csv_file, monkeypatch):
     all_settled(monkeypatch)
     lines = train(csv_file, base, **AUTO).best.history.lines()
-    assert [line for line in lines if "frozen_layers" in line] == [{"step": 12, "frozen_layers": 2}]
+    assert [line for line in lines if "frozen_layers" in line] == [
+        {"step": 12, "frozen_layers": 1},
+        {"step": 18, "frozen_layers": 2},
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,19 @@
 """Freezing layers while they train, from the lowest up (after AutoFreeze, Liu et al. 2021).
 
 After each evaluation a lane's layers are judged by how far their trained entries moved since the evaluation before,
-relative to how far they have come from their start. A layer below SETTLED has settled. The lowest layers that have all
-settled, the embeddings with them, are frozen: they keep their values, the backward pass ends above them, and what they
-make of each row is computed once. A frozen layer never trains again. Each lane is judged by its own values alone.
+relative to how far they have come from their start. A layer that moved by less than SETTLED has settled. The lowest
+layers that have all settled, the embeddings with them, are frozen: they keep their values, the backward pass ends above
+them, and their outputs for each row are computed once. A frozen layer never trains again. Each lane is judged by its
+own values alone.
+
+An evaluation freezes at most half of the layers that still train. Liu et al. do the same by freezing layers below the
+median. Without this limit all layers of a lane are frozen at once: under a schedule that falls to zero they settle at
+about the same time (LOG.md).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +24,7 @@ from .history import Freezing
 from .loop import Runner
 
 SETTLED = 0.2
+MOST_AT_ONCE = 0.5  # of the layers that still train
 LAST = "last"  # evaluation's values
 
 
@@ -41,7 +48,8 @@ class AutoFreeze:
         if last is None:  # the first interval is all of the way
             return
         layers = runner.frozen
-        for entries in self._layers[runner.k][layers:]:
+        training = self._layers[runner.k][layers:]
+        for entries in training[: math.ceil(MOST_AT_ONCE * len(training))]:
             if relative_move(start[entries], last[entries], now[entries]) > SETTLED:
                 break
             layers += 1
@@ -58,7 +66,7 @@ def relative_move(start: Tensor, last: Tensor, now: Tensor) -> float:
 
 def _entries_by_layer(bank: Bank, k: int) -> list[Tensor]:
     """Where the trained entries of each layer lie in lane k; those of the embeddings count to the lowest."""
-    anatomy = bank.model.anatomy
+    anatomy = bank.models[k].anatomy
     layers = []
     for layer in range(anatomy.layers):
         names = anatomy.names_below(layer + 1) - anatomy.names_below(layer)
