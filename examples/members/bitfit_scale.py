@@ -15,6 +15,7 @@ ENDING = ".scale"
 class Scale:
     """Outputs y become y + s * y; s starts at zero, so that nothing changes at first."""
 
+    example = "scale(W_k + W_v)"
     terms = tuple(f"s_{place}" for place in PLACES)
     reads_output = True
     packed = True

@@ -28,6 +28,7 @@ _SPREAD = 0.01
 class Adapter:
     """A bottleneck on the outputs of a module: a linear layer down, an activation, a linear layer up."""
 
+    example = "adapter(64)"
     terms: Sequence[str] = tuple(f"{form}_{linear}" for linear in _LINEARS for form in _FORMS)
     reads_output = True
     packed = True

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 class Bias:
     """A vector added to the outputs of a layer that has no bias."""
 
+    example = "bias"
     terms: Sequence[str] = ()
     reads_output = True
     packed = False  # every linear layer of the architectures of the packed path has a bias

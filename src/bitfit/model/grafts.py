@@ -86,6 +86,8 @@ class Insertion:
 class Graft(Protocol):
     """A way to add parameters. Only `forward`, `backward` and `merged` see values; the others see names and shapes."""
 
+    example: str
+    """A text of --inject that adds the graft. The contract tests run it on every architecture."""
     terms: Sequence[str]
     """The terms that the graft adds to those of the papers."""
     reads_output: bool

@@ -29,6 +29,7 @@ _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<role>A|B|scale)(?:_(?P<part>[a-z0-
 class Lora:
     """A low-rank change of a matrix: A [r, inputs], B [outputs, r] and a scale."""
 
+    example = "lora(W_q + W_v, 8)"
     terms: Sequence[str] = tuple(f"{letter}_{linear}" for letter in "AB" for linear in _LINEARS)
     reads_output = False
     packed = True
