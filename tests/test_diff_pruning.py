@@ -18,9 +18,10 @@ from bitfit.model.language import select as select_sites
 from bitfit.model.task_model import Model
 from bitfit.study import forecast
 from bitfit.training import diff_pruning
+from bitfit.training.checkpoint import Store
 from bitfit.training.diff_pruning import HIGH, LOW, PHASE, Gates, hard_concrete, open_chance
 from bitfit.training.plan import follows_recipe
-from bitfit.training.run import prepare
+from bitfit.training.run import prepare, run_pass
 
 SELECT = "diff_pruning(all, 60)"
 OPTIONS = {"select": SELECT, "lr": [1e-2, 2e-3], "epochs": 3, "batch": 8}
@@ -189,6 +190,18 @@ def test_a_lane_keeps_the_entries_of_its_separate_run(base, csv_file):
             assert np.array_equal(index, alone.delta.entries[name][0])
             np.testing.assert_allclose(values, alone.delta.entries[name][1], rtol=1e-3, atol=1e-4)
     assert len(masks) == 2  # one for each seed
+
+
+def test_a_later_pass_at_another_rate_takes_the_mask_that_is_known(base, csv_file, monkeypatch):
+    learned = []
+    learn_mask = diff_pruning._learn_mask
+    monkeypatch.setattr(diff_pruning, "_learn_mask", lambda *given: learned.append(given) or learn_mask(*given))
+    job, trials = prepare(csv_file, base, Plan(**OPTIONS), lambda _: None)
+    kept = []
+    for trial in trials:
+        (outcome,) = run_pass(job, [trial], 0, Store(None, ""), lambda *_: None, lambda _: None, {})
+        kept.append(str(encoder_entries(outcome.delta)))
+    assert len(learned) == 1 and len(set(kept)) == 1
 
 
 def test_words_that_no_text_has_are_never_kept(base, csv_file):

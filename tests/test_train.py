@@ -24,7 +24,7 @@ from bitfit.training import evaluation, loop
 from bitfit.training.checkpoint import Store
 from bitfit.training.loop import batch_rows, evaluation_steps, schedule
 from bitfit.training.plan import Plan, Trial, default_rates
-from bitfit.training.run import passes, prepare, run_folder
+from bitfit.training.run import passes, prepare, run_folder, run_pass
 from support import StopAt, reviews
 
 QUICK = {"lr": 1e-2, "epochs": 2}
@@ -480,3 +480,38 @@ def test_a_plan_is_checked_once(folders, csv_file, tmp_path, monkeypatch):
 def test_a_plan_and_its_fields_are_not_given_together(base, csv_file):
     with pytest.raises(UsageError, match="not both: epochs"):
         train(csv_file, base, plan=Plan(lr=1e-2), epochs=2)
+
+
+def test_trials_that_differ_in_method_share_a_pass_and_equal_their_separate_runs(base, csv_file):
+    methods = {"none": "bias", "lora(W_q, 2)": "injected", "adapter(3)": "injected + layernorm"}
+    job, trials = None, []
+    for inject, select in methods.items():
+        job, resolved = prepare(csv_file, base, Plan(select=select, inject=inject, lr=3e-3, epochs=2), lambda _: None)
+        trials += resolved
+    assert [len(group) for group in passes(trials)] == [3]
+
+    def run(group):
+        return run_pass(job, group, 0, Store(None, ""), lambda *_: None, lambda _: None, {})
+
+    for together, resolved in zip(run(trials), trials, strict=True):
+        (alone,) = run([resolved])
+        assert together.delta.meta.trained == alone.delta.meta.trained
+        assert together.delta.meta.inject == resolved.trial.inject
+        assert set(together.delta.tensors) == set(alone.delta.tensors)
+        for name, values in alone.delta.tensors.items():
+            np.testing.assert_allclose(together.delta.tensors[name], values, rtol=1e-4, atol=1e-5)
+
+
+def test_a_graft_that_would_take_others_off_the_packed_path_gets_a_pass_of_its_own(base, csv_file):
+    trials = []
+    for inject, select in (("none", "bias"), ("lora(W_q, 2)", "random(A_q + B_q, 5)")):
+        _, resolved = prepare(csv_file, base, Plan(select=select, inject=inject, lr=1e-3), lambda _: None)
+        trials += resolved
+    assert [len(group) for group in passes(trials)] == [1, 1]
+
+
+def test_trials_with_other_epochs_get_a_pass_of_their_own(base, csv_file):
+    trials = []
+    for epochs in (1, 2):
+        trials += prepare(csv_file, base, Plan(lr=1e-3, epochs=epochs), lambda _: None)[1]
+    assert [len(group) for group in passes(trials)] == [1, 1]

@@ -54,8 +54,9 @@ class Members(NamedTuple):
 class Bank:
     """K lanes on one base. Each lane's rows are computed with the tensors of that lane alone; the base never changes.
 
-    `models` is the model of all lanes, or one model per lane: lanes may differ in their heads. The cost of a call
-    depends on the lanes in it, not on the number of lanes in the bank. At most `most_frozen` layers are computed once.
+    `models` is the model of all lanes, or one model per lane: lanes may differ in their heads and in their grafts. The
+    cost of a call depends on the lanes in it, not on the number of lanes in the bank. At most `most_frozen` layers are
+    computed once.
     """
 
     def __init__(
@@ -94,8 +95,7 @@ class Bank:
         # The layers below everything that any lane changes: without dropout their outputs are the same in every epoch.
         self.frozen = 0
         if self._packed is not None and not prefix_dropout:
-            slots = chain.from_iterable(lane.slots for lane in lanes)
-            self.frozen = self.model.anatomy.layers_below({slot.name for slot in slots})
+            self.frozen = min(map(_unchanged_layers, self.models, lanes))
             if most_frozen is not None:
                 self.frozen = min(self.frozen, most_frozen)
         self.depths = [self.frozen] * len(lanes)  # the first layers of each lane that do not train
@@ -104,7 +104,7 @@ class Bank:
     def freeze(self, k: int, layers: int) -> None:
         """Stop training lane k's first layers: its backward pass ends there, and they have no dropout."""
         self.depths[k] = layers
-        self._settled[k] = self.model.anatomy.names_below(layers)
+        self._settled[k] = self.models[k].anatomy.names_below(layers)
 
     def entries(self, k: int, names: Container[str]) -> Tensor:
         """The indices of these tensors' entries among lane k's trained values."""
@@ -330,6 +330,11 @@ class Bank:
         vectors = _vectors([self._layouts[k] for k in lanes])
         stacks: tuple[Tensor, ...] = _Stacks.apply(self._anchor, self, lanes, vectors)  # type: ignore[no-untyped-call]
         return dict(zip(vectors, stacks, strict=True))
+
+
+def _unchanged_layers(model: Model, lane: Lane) -> int:
+    """How many of the first layers a lane leaves as the base has them."""
+    return model.anatomy.layers_below({slot.name for slot in lane.slots})
 
 
 def by_row(outputs: Tensor, rows: Rows) -> Tensor:

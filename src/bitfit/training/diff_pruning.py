@@ -68,24 +68,25 @@ class Mask:
 
 
 def learn_masks(
-    job: Job, model: Model, group: Sequence[Resolved], number: int, store: Store, watch: Watch
+    job: Job, models: Sequence[Model], group: Sequence[Resolved], number: int, store: Store, watch: Watch
 ) -> list[Mask | None]:
     """The mask of each trial of pass `number` whose selection is learned.
 
-    The gates have a learning rate of their own, so that trials which differ in their rate alone share them.
+    The gates have a learning rate of their own, so that trials which differ in their rate alone share them. The job
+    keeps masks for later passes: further rates need no gates of their own.
     """
-    known: dict[Trial, Mask] = {}
     masks: list[Mask | None] = []
-    for resolved in group:
+    numbers: dict[Trial, int] = {}  # whether or not a mask is kept, so that checkpoints of a pass keep their names
+    for model, resolved in zip(models, group, strict=True):
         learned = resolved.resolution.selection.learned
         if learned is None:
             masks.append(None)
             continue
         key = replace(resolved.trial, lr=0.0)
-        if key not in known:
-            label = f"{number}-{PHASE}{len(known)}"
-            known[key] = _learn_mask(job, model, resolved, learned, (number, label), store, watch)
-        masks.append(known[key])
+        label = f"{number}-{PHASE}{numbers.setdefault(key, len(numbers))}"
+        if key not in job.masks:
+            job.masks[key] = _learn_mask(job, model, resolved, learned, (number, label), store, watch)
+        masks.append(job.masks[key])
     return masks
 
 

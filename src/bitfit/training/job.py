@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -97,6 +98,7 @@ class Job:
     named: NamedTask | None = None
     prefix: Prefix | None = None  # whose states lie beside the rows
     group: Group = field(default_factory=Group)  # the workers that train together
+    masks: dict[object, Any] = field(default_factory=dict)  # that passes learned, for later passes (diff_pruning)
 
     @cached_property
     def tests(self) -> dict[str, Part]:

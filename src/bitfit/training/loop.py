@@ -71,7 +71,7 @@ class Runner:
         """Keep the values of the first layers from now on."""
         self.frozen = layers
         self.bank.freeze(self.k, layers)
-        entries = self.bank.entries(self.k, self.bank.model.anatomy.names_below(layers))
+        entries = self.bank.entries(self.k, self.bank.models[self.k].anatomy.names_below(layers))
         self._settled = entries, self.flat.detach()[entries]
 
     def finish(self, step: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 from ..bank.sparse import SCATTERED
 from ..model.base import Base
+from ..model.grafts import GRAFTS
 from ..model.resolution import Resolution, resolve, resolve_pool
 from .job import Job
 from .plan import BATCH, EPOCHS, SEED, Plan, Trial, default_rates, follows_recipe, recipe_epochs, recipe_rates, several
@@ -81,7 +82,8 @@ def passes(trials: Iterable[Resolved], lanes: int | None = None) -> list[list[Re
 
     The result depends on the trials alone, so that a resumed run groups them as before.
 
-    A trial that trains more than SCATTERED of the matrices gets a pass of its own.
+    A trial that trains more than SCATTERED of the matrices gets a pass of its own. Trials with different grafts share
+    a pass, but not with a graft that would take the others off the packed path.
     """
     groups: list[list[Resolved]] = []
     last: tuple[object, ...] | None = None
@@ -90,7 +92,10 @@ def passes(trials: Iterable[Resolved], lanes: int | None = None) -> list[list[Re
         # The layers that are frozen in a pass are those below all of its lanes. With lanes of unlike depth a lane
         # would differ from its separate run: dropout is off in frozen layers.
         alone = resolution.selection.matrix_share > SCATTERED
-        like = (trial.batch, trial.dropout, trial.pool, trial.inject, trial.autofreeze, resolution.depth, alone)
+        inject = "" if _is_packed(resolution) else trial.inject
+        alike = (trial.batch, trial.epochs, trial.dropout, trial.pool, trial.autofreeze)
+        learned = resolution.selection.learned is not None  # gates are trained before the pass
+        like = (*alike, inject, resolution.depth, alone, learned)
         room = 1 if alone else lanes or LANES
         if groups and like == last and len(groups[-1]) < room:
             groups[-1].append(resolved)
@@ -98,3 +103,14 @@ def passes(trials: Iterable[Resolved], lanes: int | None = None) -> list[list[Re
             groups.append([resolved])
         last = like
     return groups
+
+
+def _is_packed(resolution: Resolution) -> bool:
+    """Whether the packed path takes all grafts of a trial, if it takes the base; true for a trial without grafts."""
+    for site in resolution.anatomy.sites:
+        if site.graft is None:
+            continue
+        some_entries = resolution.selection.entries.get(site.name) is not None
+        if some_entries or not GRAFTS[site.graft].packed:
+            return False
+    return True

@@ -348,18 +348,18 @@ def run_pass(
     With `solve_frozen` a head on a frozen base is solved instead of trained: it has one best solution.
     """
     first = group[0].trial
-    model = Model(job.base, job.task.outputs, first.pool, first.inject)
+    models = _models(job, group)
     if number == 0:  # once for all passes of a run
-        _check_selection(first, group[0].resolution.selection, model, note)
-    masks = learn_masks(job, model, group, number, store, watch)
+        _check_selection(first, group[0].resolution.selection, models[0], note)
+    masks = learn_masks(job, models, group, number, store, watch)
     group = _with_masks(group, masks, note)
-    lanes = [_lane(model, resolved, mask) for resolved, mask in zip(group, masks, strict=True)]
+    lanes = [_lane(*given) for given in zip(models, group, masks, strict=True)]
     solved = solve_frozen and first.head == "full" and not any(each.resolution.selection for each in group)
     if solved:
         lanes = _solved(job, group, lanes)
     if not all(lane.trained for lane in lanes):
         raise UsageError(f"--select {first.select} --head {first.head}: nothing is left to train")
-    bank = Bank(model, lanes, first.prefix_dropout, most_frozen=group[0].resolution.depth)
+    bank = Bank(models, lanes, first.prefix_dropout, most_frozen=group[0].resolution.depth)
     runners = [Runner(resolved.trial, bank, k) for k, resolved in enumerate(group)]
     for runner, mask in zip(runners, masks, strict=True):
         runner.history.gates = None if mask is None else mask.record
@@ -368,7 +368,17 @@ def run_pass(
     else:
         after_evaluation = AutoFreeze(runners) if first.autofreeze else None
         fit(job, runners, number, store, watch, after_evaluation=after_evaluation)
-    return finish(job, model, runners, scored)
+    return finish(job, runners, scored)
+
+
+def _models(job: Job, group: Sequence[Resolved]) -> list[Model]:
+    """The model of each trial; trials with the same grafts share one."""
+    by_inject: dict[str, Model] = {}
+    for resolved in group:
+        trial = resolved.trial
+        if trial.inject not in by_inject:
+            by_inject[trial.inject] = Model(job.base, job.task.outputs, trial.pool, trial.inject)
+    return [by_inject[resolved.trial.inject] for resolved in group]
 
 
 def _solved(job: Job, group: list[Resolved], lanes: list[Lane]) -> list[Lane]:
@@ -430,7 +440,7 @@ def _check_selection(trial: Trial, chosen: Selection, model: Model, note: Note) 
         note(f"--head {trial.head} leaves the head's random start frozen: {', '.join(frozen)}.")
 
 
-def finish(job: Job, model: Model, runners: list[Runner], scored: Mapping[str, Part]) -> list[Outcome]:
+def finish(job: Job, runners: list[Runner], scored: Mapping[str, Part]) -> list[Outcome]:
     """Make a delta of each lane's best checkpoint, with its scores on dev and on the parts in `scored`."""
     done = [runner for runner in runners if runner.status == "done"]
     scores: dict[int, Scores] = {runner.k: {} for runner in runners}
@@ -444,7 +454,7 @@ def finish(job: Job, model: Model, runners: list[Runner], scored: Mapping[str, P
             for k, scored_lane in score_lanes(job, done[0].bank, [runner.k for runner in done], part).items():
                 scores[k][name] = scored_lane.scores
                 predictions[k][name] = scored_lane.predictions
-    return [_outcome(job, model, runner, scores[runner.k], predictions[runner.k]) for runner in runners]
+    return [_outcome(job, runner, scores[runner.k], predictions[runner.k]) for runner in runners]
 
 
 def _dev_scores(job: Job, runner: Runner) -> dict[str, Score]:
@@ -454,7 +464,7 @@ def _dev_scores(job: Job, runner: Runner) -> dict[str, Score]:
     return job.task.scores(predictions, job.dev.examples)
 
 
-def _outcome(job: Job, model: Model, runner: Runner, scores: Scores, predictions: Mapping[str, Any]) -> Outcome:
+def _outcome(job: Job, runner: Runner, scores: Scores, predictions: Mapping[str, Any]) -> Outcome:
     """What became of a lane; one that did not end well has no scores and no delta."""
     trial, history = runner.trial, runner.history
     if not scores:
@@ -464,6 +474,7 @@ def _outcome(job: Job, model: Model, runner: Runner, scores: Scores, predictions
         history = replace(history, train=TrainScore(train_score, len(job.train_sample.examples)))
     tensors = runner.bank.tensors(runner.k)
     trained = runner.bank.lanes[runner.k].trained
+    model = runner.bank.models[runner.k]
     meta = describe(job, model, trial, trained, tensors, scores, runner.best_step, len(job.train.examples))
     if history.gates is not None:
         meta = replace(meta, open_gates=history.gates.open_share)
