@@ -29,6 +29,7 @@ from bitfit.study.methods import (
     method_names,
     spaced_rates,
 )
+from bitfit.study.passes import perform_on
 from bitfit.study.spec import Method
 from bitfit.study.store import Result
 from support import reviews
@@ -131,6 +132,32 @@ def test_a_stopped_comparison_goes_on_to_the_same_scores(base, tmp_path):
         bitfit.compare(reviews_by_column(), base, out=tmp_path, watch=stop_in_second_pass, **options)
     resumed = bitfit.compare(reviews_by_column(), base, out=tmp_path, **options)
     assert [line.scores for line in resumed.lines] == [line.scores for line in whole.lines]
+
+
+def test_methods_share_passes_and_on_the_second_seed_each_trains_alone(base, monkeypatch):
+    passes = []
+
+    def perform(job, work, watch, gap):
+        passes.append((work.points[0].seed, [point.method for point in work.points]))
+        return perform_on(job, work, watch, gap)
+
+    monkeypatch.setattr(module, "perform_on", perform)
+    names = ["layernorm", "lora"]
+    bitfit.compare(reviews_by_column(), base, methods=names, seeds=3, rates=1, epochs=1)
+    assert [sorted(methods) for seed, methods in passes if seed != 1] == [sorted(names)] * 2
+    assert sorted(methods for seed, methods in passes if seed == 1) == sorted([name] for name in names)
+
+
+def test_methods_that_are_equal_share_their_trials(base, monkeypatch):
+    trials = []
+
+    def perform(job, work, watch, gap):
+        trials.extend(work.trials)
+        return perform_on(job, work, watch, gap)
+
+    monkeypatch.setattr(module, "perform_on", perform)
+    found = bitfit.compare(reviews_by_column(), base, methods=["bitfit", "bias"], seeds=2, rates=1, epochs=1)
+    assert len(trials) == 2 and found.line("bitfit").scores == found.line("bias").scores
 
 
 def test_the_command_prints_a_table_and_writes_the_page(folders, csv_file, tmp_path, capsys):

@@ -113,7 +113,9 @@ def test_the_only_file_of_a_repository_is_its_delta(hub, delta):
     files["other.safetensors"] = files.pop("delta.safetensors")
     assert Delta.load("hf:me/model").encode() == delta.encode()
     files["third.safetensors"] = files["other.safetensors"]
-    with pytest.raises(DeltaError, match=r"has 2 safetensors files.* append /FILE with one of other.safetensors, third"):
+    with pytest.raises(
+        DeltaError, match=r"has 2 safetensors files.* append /FILE with one of other.safetensors, third"
+    ):
         Delta.load("hf:me/model")
     assert Delta.load("hf:me/model/third.safetensors").encode() == delta.encode()
 

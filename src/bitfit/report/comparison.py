@@ -14,7 +14,7 @@ from typing import Any, Unpack
 from .. import files
 from ..data.memory import Data
 from ..model.base import Base
-from ..study.compare import Contest, Contestant, Say, run_contest
+from ..study.compare import TIMED_SEED, Contest, Contestant, Say, run_contest
 from ..study.methods import CompareOptions, ComparePlan
 from ..study.store import Result
 from ..training.checkpoint import SECONDS
@@ -208,7 +208,9 @@ def judge(contest: Contest) -> Comparison:
         if line.score is None:
             notes.append(f"{line.name}: the loss was not a number on a seed, so it is not compared.")
     if len(contest.contestants[0].chosen) < 2:
-        notes.append("One seed: intervals know nothing of the chance in a training, and all rates shared one pass.")
+        notes.append(
+            "One seed: intervals know nothing of the chance in a training, and times and memory are of shared passes."
+        )
     return Comparison(contest, reference, lines, advise(contest), tuple(notes))
 
 
@@ -242,7 +244,7 @@ def _line(one: Contestant, against: tuple[Place, float] | None) -> Line:
     scores = _scores(one)
     first = one.chosen[0]
     mean = place("", "", scores, score_variance(one.chosen, "test"), first.rows["test"]) if scores else None
-    alone = one.chosen[1:] or one.chosen  # the first seed shared its pass with other rates
+    alone = one.chosen[min(TIMED_SEED, len(one.chosen) - 1)].cost  # on other seeds it shared a pass with others
     costs = [cost for cost in _costs(one.searched) if "bytes" in cost]
     cost = costs[0] if costs else {}
     difference, p = against if against is not None else (None, None)
@@ -261,9 +263,9 @@ def _line(one: Contestant, against: tuple[Place, float] | None) -> Line:
         trained=one.trained,
         share=first.trained / first.total if first.total else 0.0,
         bytes=cost.get("bytes"),
-        seconds=statistics.fmean(result.cost["seconds"] for result in alone),
-        cpu=statistics.fmean(result.cost["cpu"] for result in alone),
-        memory=max(result.cost["memory"] for result in alone),
+        seconds=alone["seconds"],
+        cpu=alone["cpu"],
+        memory=alone["memory"],
         predict=cost.get("predict"),
         mixed=cost.get("mixed"),
     )
@@ -321,7 +323,7 @@ def _doubt(
     text = (
         f"This is not sure: {_listed(names)} cannot be told from it with {contest.rows['test']:,} test rows and "
         f"{seeds} seed{'s' if seeds > 1 else ''}; against {nearest.method.name} a difference below {seen:.1f} points "
-        "is not seen."
+        "would not show."
     )
     if smaller:
         text += f" The smallest of these is {smaller[0].method.name}, which trains {_trained(smaller[0])}."

@@ -3,7 +3,9 @@
 Every method trains by the plain recipe from the same random head: a convex start of the head would help some methods
 more than others. Each method tries its rates on the first seed, further ones if the best is at the edge, and the best
 one on dev trains the other seeds. The head alone is solved and needs no rate. The test rows take part in no choice.
-Results are files, one per trial, so that the same command goes on after a stop.
+
+Trials of all methods are lanes of shared passes, where they can be. Only on the second seed every method trains alone,
+so that its time and memory are known. Results are files, one per trial: the same command goes on after a stop.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from .. import files
+from ..bank.sparse import SCATTERED
 from ..data import sources
 from ..data.examples import Dataset, Examples, Files
 from ..data.loading import sizes_note
@@ -53,12 +57,14 @@ from .store import Result, Results, key_of
 NAME = "compare"  # of the lock and of the folder of checkpoints
 HELD_OUT = 0.2  # share of the rows that becomes dev, or test, where there is no file
 MOST_HELD_OUT = 2000
-ENOUGH_DEV = 200  # rows; more than these are used up to half of the training rows
+ENOUGH_DEV = 200  # rows; more than these are used up to DEV_SHARE of the training rows
+DEV_SHARE = 4  # a quarter: with a half the evaluations took a third of a training on 1,000 rows
 LEAST_TRAIN, LEAST_HELD_OUT = 16, 8  # rows below which a comparison says nothing
+TIMED_SEED = 1  # on which every method trains alone
 MIXED = 8  # deltas of a mixed batch
 MIXED_BYTES = 1e9  # which all of them may take
 TIMED = 32  # texts that predictions are timed on
-REPEATS = 3  # of which the fastest counts
+REPEATS = 5  # of which the fastest counts
 Say = Callable[[str], None]
 
 
@@ -127,7 +133,7 @@ def prepare_data(dataset: Dataset, size: int | None = None) -> Dataset:
     if size is not None:
         notes.append(f"{size:,} of {len(train):,} training rows were drawn.")
         train = train.take(subset(train, dataset.kind, size, 0))
-    most = max(ENOUGH_DEV, len(train) // 2)
+    most = max(ENOUGH_DEV, len(train) // DEV_SHARE)
     if len(dev) > most:
         notes.append(f"{most:,} of {len(dev):,} dev rows were drawn: they are scored ten times in each training.")
         dev = dev.take(subset(dev, dataset.kind, most, 0))
@@ -217,6 +223,7 @@ class _Run:
         self.watch, self.say, self.checkpoint_seconds = watch, say, checkpoint_seconds
         self.notes: list[str] = []
         self.parts = 0  # passes that were trained
+        self.timed: set[str] = set()  # methods whose predictions were timed
         for text in dataset.notes:
             self._note(text)
         self._use(self._open(dataset))
@@ -248,7 +255,10 @@ class _Run:
         self.epochs = self.plan.epochs or recipe_epochs(len(job.dataset.train))
 
     def _methods_by_size(self) -> list[tuple[Method, Resolved]]:
-        """The methods, those that train least first: a process keeps memory that it once had."""
+        """The methods, those that train least first: a process keeps memory that it once had.
+
+        Those that cannot share a pass with others come last.
+        """
         resolved = []
         for method in self.plan.chosen_methods:
             try:
@@ -259,7 +269,7 @@ class _Run:
                 self._note(f"{method.name} is left out: {error}")
         if len(resolved) < 2:
             raise UsageError(f"--methods: fewer than two can be trained on {self.base.name}")
-        return sorted(resolved, key=lambda pair: pair[1].resolution.selection.count)
+        return sorted(resolved, key=_by_size)
 
     def _resolved(self, method: Method) -> Resolved:
         """What a method trains on this base; UsageError if it is nothing."""
@@ -334,8 +344,17 @@ class _Run:
         share = extent.rows / most.rows
         if self.plan.epochs is None:
             share *= recipe_epochs(extent.rows) / self.epochs
-        each = sum(forecast.trial_work(self.job, resolved) for _, resolved in self.methods)
-        return each * share * extent.trials
+        total = 0.0
+        for _, resolved in self.methods:
+            trials = extent.trials if resolved.resolution.selection else extent.seeds
+            total += trials * forecast.training_work(self.job, resolved)
+            total += extent.seeds * forecast.gate_work(self.job, resolved)  # all rates of a seed share its gates
+        return total * share
+
+    def _estimate(self) -> str:
+        """The time of all trainings."""
+        minutes = self._work(self.extent, self.extent) / forecast.speed(self.results) / 60
+        return f"{minutes / 60:.1f} hours" if minutes >= 100 else f"{max(1, round(minutes))} min"
 
     def _say_cut(self, most: Extent, extent: Extent) -> None:
         cut = []
@@ -359,16 +378,19 @@ class _Run:
         self._shrink()
         used = self.job.dataset
         self._note(sizes_note(used.train, used.dev, used.test))
-        searched = {method.name: self._search(method, resolved) for method, resolved in self.methods}
+        self.say(f"All trainings take about {self._estimate()} on this machine; --budget TIME shrinks the comparison.")
+        searched = self._search()
         chosen = {name: [_best(results)] for name, results in searched.items()}
         for seed in range(1, self.extent.seeds):
             if seed > 1 and self._is_late(began, chosen):
                 self._note(f"The budget ends here: {seed} instead of {self.extent.seeds} seeds.")
                 self.extent = replace(self.extent, seeds=seed)
                 break
+            wanted = []
             for method, _ in self.methods:
                 rate = float(chosen[method.name][0].trial["lr"])
-                chosen[method.name] += self._results(method, [self._trial(method, rate, seed)])
+                wanted.append((method, self._trial(method, rate, seed)))
+            _extend(chosen, self._results(wanted, alone=seed == TIMED_SEED))
         return self._gathered(searched, chosen)
 
     def _is_late(self, began: float, chosen: Mapping[str, Sequence[Result]]) -> bool:
@@ -379,33 +401,47 @@ class _Run:
         last = sum(results[-1].cost["seconds"] for results in chosen.values())
         return time.monotonic() - began + last > budget
 
-    def _search(self, method: Method, resolved: Resolved) -> list[Result]:
-        """The results of all rates of a method on the first seed."""
-        results = self._results(method, [self._trial(method, rate, 0) for rate in self._rates(method, resolved)])
+    def _search(self) -> dict[str, list[Result]]:
+        """The results of all rates of every method on the first seed."""
+        wanted = []
+        for method, resolved in self.methods:
+            wanted += [(method, self._trial(method, rate, 0)) for rate in self._rates(method, resolved)]
+        searched = self._results(wanted)
         for _ in range(self.extent.widenings):
-            best = _best(results)
-            further = wider_rate(_rates_of(results), float(best.trial["lr"]))
-            if further is None or best.score("dev") is None:
-                break
-            results += self._results(method, [self._trial(method, further, 0)])
-        return results
+            wanted = []
+            for method, _ in self.methods:
+                rate = _further_rate(searched[method.name])
+                if rate is not None:
+                    wanted.append((method, self._trial(method, rate, 0)))
+            _extend(searched, self._results(wanted))
+        return searched
 
-    def _results(self, method: Method, trials: Sequence[Trial]) -> list[Result]:
-        """The results of trials of a method, trained where they are missing."""
-        keys = {trial: key_of(trial_table(trial), self.digest, self.base.fingerprint) for trial in trials}
-        for group in passes(resolve_trials(self.base, trials)):
+    def _results(self, wanted: Sequence[tuple[Method, Trial]], alone: bool = False) -> dict[str, list[Result]]:
+        """The results of trials by method, trained where they are missing; `alone`: one after the other."""
+        owners: dict[Trial, Method] = {}  # methods that are equal share a trial
+        for method, trial in wanted:
+            owners.setdefault(trial, method)
+        keys = {trial: key_of(trial_table(trial), self.digest, self.base.fingerprint) for trial in owners}
+        for group in passes(resolve_trials(self.base, owners), 1 if alone else None):
             missing = [resolved for resolved in group if not self.results.has(keys[resolved.trial])]
             if missing:
-                self._train(method, missing, keys)
-        stored = [self.results.read(key) for key in keys.values()]
-        return [result for result in stored if result is not None]
+                self._train(missing, owners, keys)
+        by_method: dict[str, list[Result]] = {}
+        for method, trial in wanted:
+            result = self.results.read(keys[trial])
+            if result is not None:
+                by_method.setdefault(method.name, []).append(result)
+                if "bytes" in result.cost:
+                    self.timed.add(method.name)
+        return by_method
 
-    def _train(self, method: Method, group: Sequence[Resolved], keys: Mapping[Trial, str]) -> None:
+    def _train(self, group: Sequence[Resolved], owners: Mapping[Trial, Method], keys: Mapping[Trial, str]) -> None:
+        """Train one pass and write its results."""
         trials = tuple(resolved.trial for resolved in group)
         names = tuple(keys[trial] for trial in trials)
         work = Pass(
             opening=self._opening(),
-            points=tuple(Point(method.name, self.label, None, trial.lr, trial.batch, trial.seed) for trial in trials),
+            points=tuple(self._point(owners[trial], trial) for trial in trials),
             trials=trials,
             keys=names,
             folder=self.results.pass_folder(NAME, self.base.name, names),
@@ -422,18 +458,28 @@ class _Run:
             warnings.simplefilter("ignore", ConstantPrediction)  # of a rate that is too large: its score says it
             done = perform_on(self.job, work, watch, gap=False)
         self.parts += 1
-        results = [result for result, _ in done]
-        delta = next((outcome.delta for _, outcome in done if outcome.delta is not None), None)
-        if trials[0].seed == 0 and delta is not None:
-            costs = self._prediction_costs(delta)
-            results = [replace(result, cost={**result.cost, **costs}) for result in results]
-        self.results.commit(work.folder, results)
-        self.say(_line(method, results))
+        by_method: dict[str, list[Result]] = {}
+        for trial, (result, outcome) in zip(trials, done, strict=True):
+            method = owners[trial]
+            by_method.setdefault(method.name, []).append(self._with_prediction_costs(method, result, outcome.delta))
+        self.results.commit(work.folder, list(chain.from_iterable(by_method.values())))
+        for name, results in by_method.items():
+            self.say(_line(name, results))
+
+    def _point(self, method: Method, trial: Trial) -> Point:
+        return Point(method.name, self.label, None, trial.lr, trial.batch, trial.seed)
 
     def _opening(self) -> Opening:
         return Opening(None, self.label, None, NAME, None, None, self.job.encoder.max_length)
 
     # ---- what predictions cost
+
+    def _with_prediction_costs(self, method: Method, result: Result, delta: Delta | None) -> Result:
+        """The result; the first one of a method on the first seed with what its predictions cost."""
+        if delta is None or result.trial["seed"] != 0 or method.name in self.timed:
+            return result
+        self.timed.add(method.name)
+        return replace(result, cost={**result.cost, **self._prediction_costs(delta)})
 
     def _prediction_costs(self, delta: Delta) -> dict[str, float]:
         """Size of the delta, seconds per text, and how much longer a mixed batch takes than one of a single delta."""
@@ -441,16 +487,15 @@ class _Run:
         texts = _texts(self.job.dataset.test)
         size = len(delta.encode())
         predictor = Predictor(delta, self.base)
-        alone = []
-        for text in [texts[0], *texts]:  # the first one warms up
-            began = time.perf_counter()
-            list(predictor.answers([text]))
-            alone.append(time.perf_counter() - began)
+        singles = [_answering(predictor, text) for text in texts]
+        alone = statistics.median(_fastest(*singles))
         count = int(max(2, min(MIXED, len(texts), MIXED_BYTES // size)))
         together = MixedPredictor([delta] * count, self.base)
-        one = _fastest(lambda: together.outputs([(0, text) for text in texts]))
-        mixed = _fastest(lambda: together.outputs([(n % count, text) for n, text in enumerate(texts)]))
-        return {"bytes": size, "predict": statistics.median(alone[1:]), "mixed": mixed / one, "mixed_deltas": count}
+        one, mixed = _fastest(
+            lambda: together.outputs([(0, text) for text in texts]),
+            lambda: together.outputs([(n % count, text) for n, text in enumerate(texts)]),
+        )
+        return {"bytes": size, "predict": alone, "mixed": mixed / one, "mixed_deltas": count}
 
     # ---- the outcome
 
@@ -509,23 +554,45 @@ def _texts(examples: Examples) -> list[Any]:
     return texts if chosen.pairs is None else list(zip(texts, chosen.pairs, strict=True))
 
 
-def _fastest(action: Callable[[], object]) -> float:
-    """The seconds of the fastest of some repeats, after one that warms up."""
-    action()
-    took = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        action()
-        took.append(time.perf_counter() - began)
-    return min(took)
+def _answering(predictor: Predictor, text: Any) -> Callable[[], object]:
+    return lambda: list(predictor.answers([text]))
 
 
-def _line(method: Method, results: Sequence[Result]) -> str:
-    """One line on finished trials."""
+def _fastest(*actions: Callable[[], object]) -> list[float]:
+    """The seconds of the fastest of some repeats of each action; they take turns, so that other work hits all alike."""
+    took: list[list[float]] = [[] for _ in actions]
+    for repeat in range(REPEATS + 1):
+        for action, seconds in zip(actions, took, strict=True):
+            began = time.perf_counter()
+            action()
+            if repeat:  # the first one warms up
+                seconds.append(time.perf_counter() - began)
+    return [min(seconds) for seconds in took]
+
+
+def _extend(results: dict[str, list[Result]], more: Mapping[str, Sequence[Result]]) -> None:
+    for name, further in more.items():
+        results[name] += further
+
+
+def _by_size(pair: tuple[Method, Resolved]) -> tuple[bool, bool, bool, int]:
+    method, resolved = pair
+    selection = resolved.resolution.selection
+    return selection.matrix_share > SCATTERED, selection.learned is not None, method.autofreeze, selection.count
+
+
+def _further_rate(results: Sequence[Result]) -> float | None:
+    """The next rate to try, if the best one is at the edge of those tried."""
+    best = _best(results)
+    return None if best.score("dev") is None else wider_rate(_rates_of(results), float(best.trial["lr"]))
+
+
+def _line(name: str, results: Sequence[Result]) -> str:
+    """One line on finished trials of a method."""
     best = _best(results)
     score = best.score("dev")
     shown = "diverged" if score is None else f"best dev {100 * score:.1f}"
     rates = ", ".join(f"{result.trial['lr']:g}" for result in results)
-    how = "solved" if asks_for_nothing(method.select) else f"rate{'s' if len(results) > 1 else ''} {rates}"
+    how = "solved" if asks_for_nothing(best.trial["select"]) else f"rate{'s' if len(results) > 1 else ''} {rates}"
     seconds = sum(result.cost["seconds"] for result in results)
-    return f"{method.name}, seed {best.trial['seed']}, {how}: {shown}, {seconds:.0f} s"
+    return f"{name}, seed {best.trial['seed']}, {how}: {shown}, {seconds:.0f} s"

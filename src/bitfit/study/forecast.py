@@ -157,21 +157,33 @@ def _trials(study: Study, settings: Settings, method: Method, task: str) -> int:
 
 
 def trial_work(job: Job, resolved: Resolved) -> float:
-    """Floating-point operations of a trial on its data."""
+    """Floating-point operations of a trial on its data, those of its gates included."""
+    return training_work(job, resolved) + gate_work(job, resolved)
+
+
+def training_work(job: Job, resolved: Resolved) -> float:
+    """Floating-point operations of a trial's training and evaluations."""
     trial = resolved.trial
     resolution = resolved.resolution
     sites = job.base.anatomy
     layers = sum(site.size for site in sites.sites if site.layer is not None)
     effort = Effort.of(resolution.selection, resolution.depth, sites.layers)
     tokens = len(job.train.rows.ids)
-    total = work(effort, layers, tokens, len(job.dev.rows.ids), trial.epochs, trial.evals_per_epoch)
+    return work(effort, layers, tokens, len(job.dev.rows.ids), trial.epochs, trial.evals_per_epoch)
+
+
+def gate_work(job: Job, resolved: Resolved) -> float:
+    """Floating-point operations that it takes to learn a trial's selection; 0 if it is not learned."""
+    trial, resolution = resolved.trial, resolved.resolution
     learned = resolution.selection.learned
     if learned is None:
-        return total
+        return 0.0
+    sites = job.base.anatomy
+    layers = sum(site.size for site in sites.sites if site.layer is not None)
     steps = trial.epochs * math.ceil(len(job.train) / trial.batch)
     gates = GATE_WORK * learned.operand.count * steps
     dense = Effort.of(learned.operand, resolution.depth, sites.layers)
-    return total + gates + work(dense, layers, tokens, 0, trial.epochs, 0)
+    return gates + work(dense, layers, len(job.train.rows.ids), 0, trial.epochs, 0)
 
 
 def memory(job: Job, group: Sequence[Resolved]) -> float:
