@@ -64,6 +64,8 @@ def train(args: argparse.Namespace) -> None:
     if args.suspects is not None:
         count = write_rows(args.suspects, map(asdict, run.story.suspects), force=True)
         show.note(f"wrote {count:,} rows whose labels look wrong to {args.suspects}")
+    elif not several_sizes and run.story is not None and run.story.suspects:
+        show.note("--suspects FILE lists the rows whose labels look wrong.")
     if several_sizes and args.json:
         sizes = [contracts.training(each, sized(target, size), seconds) for size, each in run.items()]
         show_json({"sizes": sizes})

@@ -138,7 +138,7 @@ def learning_curve(job: Job, states: States, splits: Sequence[Split], solution: 
 
 
 def suspects(held: HeldOut) -> tuple[Suspect, ...]:
-    """Examples for which a head that was not trained on them predicts another label; the most doubtful first."""
+    """Examples for which a model that was not trained on them predicts another label; the most doubtful first."""
     task, part = held.task, held.part
     examples = part.examples
     if part.by_token or task.confusion(held.predictions, examples) is None:
@@ -174,7 +174,7 @@ def sentences(story: Story) -> list[str]:
     if story.curve is not None:
         lines.append(_of_curve(story.curve))
     if story.suspects:
-        lines.append(f"{len(story.suspects):,} labels look wrong; --suspects FILE lists them.")
+        lines.append(f"{len(story.suspects):,} labels look wrong.")
     return lines
 
 

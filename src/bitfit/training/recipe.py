@@ -25,7 +25,7 @@ from ..bank.lanes import Lane, lane_to_train
 from ..data.examples import Dataset
 from ..delta.delta import Delta
 from ..model.task_model import Model
-from .calibration import HeldOut
+from .calibration import SOLVED, HeldOut
 from .checkpoint import Store
 from .convex import (
     Linear,
@@ -161,7 +161,7 @@ class _Recipe:
         self.states = head_states(self.job, part, first.resolution, first.trial.inject, first.trial.seed)
         self.sample_splits = [self._in_sample(split) for split in self.splits]
         self.solution = cross_validated(self.job, self.states, self.sample_splits)
-        everywhere = HeldOut(self.job.task, part, self.solution.predicted)
+        everywhere = HeldOut(self.job.task, part, self.solution.predicted, SOLVED)
         self.frozen = everywhere.take(np.sort(np.concatenate([split.held for split in self.sample_splits])))
 
     def _in_sample(self, split: Split) -> Split:
@@ -365,7 +365,7 @@ class _Recipe:
             classes=tuple(self.job.task.by_class(held.predictions, held.part.examples)),
             confusions=confusions(held),
             curve=learning_curve(self.job, self.states, self.sample_splits, self.solution),
-            suspects=suspects(self.frozen),
+            suspects=suspects(choice.held),
         )
 
     def _candidates(self, choice: Choice) -> list[Candidate]:
@@ -375,7 +375,9 @@ class _Recipe:
         for searched in self.searched:
             if searched.held is not None:
                 rate, score = searched.trial.lr, searched.held.calibrated.score
-                candidates.append(Candidate(f"rate {rate:g}", rate, searched.loss, score, searched is choice.searched))
+                candidates.append(
+                    Candidate(f"learning rate {rate:g}", rate, searched.loss, score, searched is choice.searched)
+                )
         return candidates
 
     def _how(self) -> str:

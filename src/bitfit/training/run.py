@@ -265,7 +265,10 @@ def _follow(job: Job, trials: list[Resolved], store: Store, watch: Watch, note: 
     _check_selection(first.trial, first.resolution.selection, model, note)
     exact = plan.seed is not None
     if recipe.uses_folds(job.dataset, exact):
-        note(f"Few rows, so the dev rows are put back: {FOLDS} folds hold out every row once.")
+        rows = len(job.dataset.train) + len(job.dataset.dev)
+        note(
+            f"Few rows, so this split is not used: {FOLDS}-fold cross-validation holds out each of {rows:,} rows once."
+        )
     followed = recipe.follow(job, trials, store, watch, exact=exact, lanes=plan.lanes)
     if followed.best is None or followed.story is None:
         return _Trained(followed.trials, None)
