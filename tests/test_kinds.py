@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from bitfit.cli.main import run
 from bitfit.data import loading
 from bitfit.data.examples import Answer, Examples
 from bitfit.data.readers import READERS
+from bitfit.data.readers.reader import counts_by_name
 from bitfit.errors import DataError, DeltaError, Interrupted, UsageError
 from bitfit.model.task_model import Model
 from bitfit.prediction.export import stock_class
@@ -195,6 +197,17 @@ def test_several_labels_in_one_cell_are_noticed_and_classes_counted(several):
     notes = loading.load(several).notes
     assert any("looks like several labels in one cell; --task multilabel" in note for note in notes)
     assert any(note.startswith("Rows by class: ") for note in notes)
+
+
+def test_labels_and_tags_are_counted_before_training(several, tmp_path):
+    assert any(note.startswith("Rows by label: ") for note in loading.load(several, task="multilabel").notes)
+    (tmp_path / "train.conllu").write_text(conllu(sentences(12)))
+    assert any(note.startswith("Words by tag: ") for note in loading.load(tmp_path / "train.conllu").notes)
+
+
+def test_many_classes_are_counted_in_short():
+    counts = Counter({number: 40 - number for number in range(12)})
+    assert counts_by_name([str(number) for number in range(12)], counts).endswith('"9" 31 and 2 more')
 
 
 def test_a_folder_of_originals_is_read_by_their_names(tmp_path):

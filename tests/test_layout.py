@@ -78,8 +78,8 @@ def test_no_imports_run_in_a_circle():
         visit(module, ())
 
 
-def test_the_package_root_has_at_most_seven_modules():
-    assert len(list(SOURCE.glob("*.py"))) <= 7
+def test_the_package_root_has_at_most_eight_modules():
+    assert len(list(SOURCE.glob("*.py"))) <= 8
 
 
 def test_every_folder_with_code_is_a_room():

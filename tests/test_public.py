@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_type_hints
 
 import bitfit
@@ -58,3 +59,30 @@ def test_a_run_is_short_to_read_and_a_table_in_a_notebook(base, csv_file):
     run = bitfit.train(csv_file, base, lr=[1e-3, 1e-2], epochs=1)
     assert len(repr(run)) < 300 and "2 trials" in repr(run)
     assert run._repr_html_().count("<tr") == 3 and run._repr_html_().count("font-weight:bold") == 1
+
+
+def test_training_says_in_python_what_it_says_on_the_command_line(base, csv_file, capsys):
+    run = bitfit.train(csv_file, base, lr=1e-2, epochs=1)
+    printed = capsys.readouterr()
+    assert printed.err.splitlines() == list(run.notes) and not printed.out
+    result = bitfit.evaluate(run.best.delta, csv_file, base)
+    assert capsys.readouterr().err.splitlines() == list(result.notes)
+
+
+def test_training_in_python_is_quiet_on_request(base, csv_file, capsys):
+    run = bitfit.train(csv_file, base, lr=1e-2, epochs=1, quiet=True)
+    bitfit.evaluate(run.best.delta, csv_file, base, quiet=True)
+    bitfit.predict(run.best.delta, ["good " * 300], base, quiet=True)
+    assert capsys.readouterr() == ("", "")
+    said = []
+    bitfit.train(csv_file, base, lr=1e-2, epochs=1, say=said.append)
+    assert said and not capsys.readouterr().err
+
+
+def test_a_notebook_shows_progress_on_one_line(base, csv_file, capsys, monkeypatch):
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    bitfit.train(csv_file, base, lr=1e-2, epochs=1, say=lambda _: None)
+    lines = capsys.readouterr().err.split("\r")
+    assert any("training" in line and "loss" in line for line in lines)
+    assert not lines[-1] and "\n" not in "".join(lines)

@@ -374,7 +374,7 @@ def test_texts_that_are_cut_are_counted(base, tmp_path):
     path = tmp_path / "long.csv"
     path.write_text("text,label\n" + "".join(f"{'very ' * 50}{t},{label}\n" for t, label in reviews(20)))
     run = train(path, base, lr=1e-3, epochs=1)
-    assert any("cut at" in note for note in run.notes)
+    assert any("Cut at" in note for note in run.notes)
 
 
 def test_a_test_file_is_scored_once_by_the_best_trial(base, tmp_path):

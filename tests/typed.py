@@ -10,6 +10,14 @@ score: float | None = run.best.dev
 runs: dict[int, bitfit.Run] = bitfit.sweep("reviews.csv", train_size=[100, 200], epochs=1)
 answers: list[dict[str, object]] = bitfit.predict("reviews.safetensors", ["great film"])
 
+bitfit.train([{"text": "great film", "label": "good"}], quiet=True)
+bitfit.predict("reviews.safetensors", [{"id": 1, "text": "great film"}], quiet=True)
+bitfit.predict("reviews.safetensors", (["great film"], ["good"]))
+found = bitfit.evaluate("reviews.safetensors", {"test": (["great film"], ["good"])}, split="test", quiet=True)
+bitfit.compare("reviews.csv", methods=["bitfit", "head"], quiet=True)
+
+bitfit.compare("reviews.csv", method="head")  # type: ignore[call-arg]
+bitfit.evaluate("reviews.safetensors", 3)  # type: ignore[arg-type]
 bitfit.train("reviews.csv", epochz=1)  # type: ignore[call-arg]
 bitfit.train("reviews.csv", epochs="three")  # type: ignore[arg-type]
 bitfit.train(3, epochs=1)  # type: ignore[arg-type]

@@ -59,7 +59,7 @@ _MODULES = {
     "Task": "tasks",
     "Client": "serve.client",
 }
-_ROOMS = ("tasks", "sklearn")  # packages that are public as a whole
+_ROOMS = ("errors", "sklearn", "tasks")  # modules that are public as a whole
 __all__ = ["__version__", *sorted(_MODULES)]
 
 
@@ -76,4 +76,5 @@ if not TYPE_CHECKING:  # a type checker would take any name for one that this fu
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_ROOMS})
+    hidden = {"Any", "TYPE_CHECKING", "import_module"}
+    return sorted({*globals(), *__all__, *_ROOMS} - hidden)

@@ -179,7 +179,7 @@ def _train(method: Method, protocol: Protocol, dataset: Dataset, base: Base, out
 def _linear_line(dataset: Dataset, base: Base) -> tuple[str, ...]:
     """The head alone, solved on the frozen embeddings with its regularisation cross-validated."""
     began = time.monotonic()
-    run = train(dataset, base, select="none")
+    run = train(dataset, base, select="none", quiet=True)
     return _line("logistic regression", run, time.monotonic() - began)
 
 

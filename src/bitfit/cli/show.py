@@ -1,12 +1,9 @@
-"""Output to the terminal: tables, numbers and the progress bar. Imports no torch."""
+"""Output to the terminal: tables and numbers. Imports no torch."""
 
 from __future__ import annotations
 
 import shlex
-import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..delta.meta import ERRORS
+from ..delta.meta import shown_score
+from ..progress import clean as clean
+from ..progress import counted as counted
+from ..progress import counting_bar as counting_bar
+from ..progress import err as err
+from ..progress import note as note
+from ..progress import training_bar as training_bar
 from ..report import changemap
 
 MANY_CLASSES = 20  # beyond these the scores of classes are in --json only
@@ -22,7 +25,6 @@ DEMO = "all-MiniLM-L6-v2"  # model/base.py has the same name, but would import t
 
 # No markup: texts, labels and file names are data and must come out unchanged.
 out = Console(markup=False, highlight=False, emoji=False)
-err = Console(stderr=True, markup=False, highlight=False, emoji=False)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, left: int = 1) -> Table:
@@ -33,16 +35,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
     for row in rows:
         grid.add_row(*(Text(clean(cell)) for cell in row))
     return grid
-
-
-def clean(text: str) -> str:
-    """Text without control characters, which could change the terminal."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in text)
-
-
-def note(text: str) -> None:
-    """Print a remark to stderr, apart from the result."""
-    err.print(Text(clean(text), style="dim"), soft_wrap=not sys.stderr.isatty())
 
 
 def percent(value: float) -> str:
@@ -83,7 +75,7 @@ def run(done: Any, target: Path, took: float, base: str | None = None) -> None:
         lines = []
         for row in done.story.classes:
             lines.append((row.label, f"{row.support:,}", percent(row.precision), percent(row.recall)))
-        out.print(table(["class", "held-out rows", "precision", "recall"], lines))
+        out.print(table(["class", "support", "precision", "recall"], lines))
     out.print(f"{done.baseline_name}: {metric} {percent(done.majority)} on dev")
     share = f"{meta.trained / meta.total:.3%}"
     out.print(f"trained {meta.trained:,} of {meta.total:,} parameters ({share}) in {seconds(took)}")
@@ -115,7 +107,7 @@ def sweep(runs: dict[int, Any], target: Path, took: float) -> None:
         columns.append(f"gap {main}")
     out.print(table(columns, lines, left=0))
     names = f"{clean(target.stem)}-ROWS{target.suffix}"
-    out.print(f"wrote {len(runs)} deltas ({names}) in {seconds(took)}")
+    out.print(f"wrote {counted(len(runs), 'delta')} ({names}) in {seconds(took)}")
 
 
 def _side_by_side(scores: dict[str, Any]) -> list[list[str]]:
@@ -139,13 +131,8 @@ def _score_table(scores: dict[str, dict[str, Any]]) -> Table:
 
 def score_cells(score: Any, metric: str = "accuracy") -> tuple[str, str]:
     """A score and its interval for a table: 79.2 and 76.7 to 81.5; an error in the unit of the labels."""
-    value, low, high = (measured(number, metric) for number in (score.value, score.low, score.high))
+    value, low, high = (shown_score(metric, number) for number in (score.value, score.low, score.high))
     return value, f"{low} to {high}"
-
-
-def measured(value: float, metric: str) -> str:
-    """The value of a metric: in percent, or in the unit of the labels for an error."""
-    return f"{value:.4g}" if metric in ERRORS else percent(value)
 
 
 def _settings(trial: Any) -> tuple[str, str, str]:
@@ -167,7 +154,7 @@ def evaluation(result: Any, source: str) -> None:
             scores = (percent(row.precision), percent(row.recall), percent(row.f1))
             cells.append((row.label, *scores, f"{row.support:,}"))
         out.print()
-        out.print(table(["class", "precision", "recall", "f1", "rows"], cells))
+        out.print(table(["class", "precision", "recall", "f1", "support"], cells))
     if 0 < len(result.confusion) <= MOST_CLASSES:
         out.print()
         out.print(table(["true \\ predicted", *result.labels], _confusion(result)))
@@ -178,11 +165,6 @@ def _confusion(result: Any) -> list[list[str]]:
     for label, counts in zip(result.labels, result.confusion, strict=True):
         rows.append([label, *(f"{count:,}" for count in counts)])
     return rows
-
-
-def counted(count: int, what: str) -> str:
-    """A number with its noun: 1 text, 2 texts"""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def tasks(entries: Sequence[dict[str, Any]]) -> None:
@@ -251,57 +233,3 @@ def comparison(found: Any, page: Path) -> None:
     if found.command is not None:
         out.print(f"\n  {clean(found.command)}", soft_wrap=True)
     out.print(f"\nThe same as a page: {page}", soft_wrap=True)
-
-
-@contextmanager
-def training_bar(label: str = "training", quiet: bool = False) -> Iterator[Any]:
-    """A progress bar with loss, best dev score and time left; nothing if stderr is not a terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda *_: None
-        return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[state]}"),
-        TimeRemainingColumn(compact=True),
-    )
-    with Progress(*columns, console=err, transient=True, refresh_per_second=4) as progress:
-        bars: dict[tuple[int, str], Any] = {}
-        last = 0.0
-
-        def watch(part: int, step: int, total: int, runners: Any) -> None:
-            nonlocal last
-            bar = part, runners[0].phase
-            if bar not in bars:
-                name = runners[0].phase or (f"{label} {part + 1}" if part else label)
-                bars[bar] = progress.add_task(name, total=total, state="")
-            if step == total or time.monotonic() - last > 0.2:
-                last = time.monotonic()
-                progress.update(bars[bar], completed=step, state=_state(runners))
-
-        yield watch
-
-
-def _state(runners: Any) -> str:
-    losses = [runner.history.losses[-1].loss for runner in runners if runner.history.losses]
-    best = max(runner.best for runner in runners)
-    lanes = f"{len(runners)} trials  " if len(runners) > 1 else ""
-    loss = f"loss {losses[-1]:.3f}  " if losses else ""
-    return lanes + loss + (f"dev {100 * best:.1f}" if best > -1e9 else "dev -")
-
-
-@contextmanager
-def counting_bar(label: str, quiet: bool = False) -> Iterator[Any]:
-    """A progress bar over a number of equal pieces of work; nothing if stderr is not a terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda *_: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-    with Progress(*columns, console=err, transient=True, refresh_per_second=2) as progress:
-        bar = progress.add_task(label, total=None)
-        yield lambda done, total: progress.update(bar, total=total, completed=done)

@@ -30,8 +30,8 @@ def list_(args: argparse.Namespace) -> Any:
     for study in studies:
         small, published = forecast.small_cost(study), forecast.published_cost(study)
         hours = duration(small.operations / forecast.CORE)
-        rows.append((study.name, hours, duration(published.operations / forecast.GPU), study.title))
-    show.out.print(show.table(["study", "small", "as published", "what it asks"], rows))
+        rows.append((study.name, study.title, hours, duration(published.operations / forecast.GPU)))
+    show.out.print(show.table(["study", "what it asks", "small", "as published"], rows, left=2))
     show.note(
         f"Small: one core with the options {shlex.join(forecast.SMALL.words())} on {forecast.SMALL_BASE}. "
         "As published: the paper's bases and all data, on a GPU with 10 TFLOP/s. --dry-run says it of your options."

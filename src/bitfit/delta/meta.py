@@ -33,6 +33,13 @@ LARGEST = 1e300  # limit of the numbers that are printed or drawn
 ERRORS = ("mae", "rmse")  # metrics in the unit of the labels, lower is better; all others are fractions of 1
 
 
+def shown_score(metric: str, value: float) -> str:
+    """A metric's value to read: a fraction as a percentage, an error in the unit of the labels."""
+    if metric not in ERRORS:
+        return f"{100 * value:.1f}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}"
+
+
 @dataclass(frozen=True)
 class Score:
     """A metric's value with its 95% interval."""

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..delta.delta import Delta
-from ..delta.meta import ERRORS
+from ..delta.meta import shown_score
 from ..model.base import Base
+from ..progress import counted
 from ..tasks import Task
 
 GENERATED = "<!-- written by bitfit push, which replaces it; remove this line to keep the text -->"
@@ -162,8 +163,9 @@ def _trial(delta: Delta) -> str:
     trial = delta.meta.trial
     if trial is None:
         return ""
-    rows = f"{trial.train_rows:,} rows, " if trial.train_rows else ""
-    return f"{rows}learning rate {trial.lr:g}, batch {trial.batch}, {trial.epochs} epochs, seed {trial.seed}.\n"
+    rows = f"{counted(trial.train_rows, 'row')}, " if trial.train_rows else ""
+    epochs = counted(trial.epochs, "epoch")
+    return f"{rows}learning rate {trial.lr:g}, batch {trial.batch}, {epochs}, seed {trial.seed}.\n"
 
 
 def _score_table(delta: Delta) -> str:
@@ -171,16 +173,11 @@ def _score_table(delta: Delta) -> str:
     rows = []
     for split, scores in delta.meta.metrics.items():
         for metric, score in scores.items():
-            value, low, high = (_shown(metric, number) for number in (score.value, score.low, score.high))
+            value, low, high = (shown_score(metric, number) for number in (score.value, score.low, score.high))
             rows.append(f"| {_plain(split)} | {_plain(metric)} | {value} | {low} to {high} |\n")
     if not rows:
         return "The delta was not scored.\n"
     return "| data | metric | score | 95% interval |\n|---|---|---|---|\n" + "".join(rows)
-
-
-def _shown(metric: str, value: float) -> str:
-    """A metric's value: a percentage, or a number in the unit of the labels."""
-    return f"{value:.4g}" if metric in ERRORS else f"{100 * value:.1f}"
 
 
 def _quoted(texts: Sequence[str]) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..delta.meta import ERRORS
+from ..delta.meta import shown_score
+from ..progress import counted
 from ..tasks import Task
 from ..tasks.metrics import ClassScore, Score
 
@@ -35,29 +36,24 @@ class Evaluation:
         return self.scores[self.task.metric]
 
     def __repr__(self) -> str:
-        main = f"{self.task.metric} {self.score.value:.4f}"
-        return f"Evaluation({main} on {self.rows:,} rows, {len(self.errors):,} wrong)"
+        main = f"{self.task.metric} {shown_score(self.task.metric, self.score.value)}"
+        return f"<Evaluation: {main} on {counted(self.rows, 'row')}, {len(self.errors):,} wrong>"
 
     def _repr_html_(self) -> str:
         """Tables of the scores and of the classes for notebooks."""
         scores: list[tuple[str, ...]] = [("metric", "score", "95% interval")]
         for name, score in self.scores.items():
-            shown = [_shown(name, value) for value in (score.value, score.low, score.high)]
+            shown = [shown_score(name, value) for value in (score.value, score.low, score.high)]
             scores.append((name, shown[0], f"{shown[1]} to {shown[2]}"))
         tables = _table(scores)
         if self.by_class:
-            classes: list[tuple[str, ...]] = [("class", "precision", "recall", "F1", "rows")]
+            classes: list[tuple[str, ...]] = [("class", "precision", "recall", "f1", "support")]
             for of_class in self.by_class:
                 fractions = (of_class.precision, of_class.recall, of_class.f1)
                 percentages = (f"{100 * value:.1f}" for value in fractions)
                 classes.append((of_class.label, *percentages, f"{of_class.support:,}"))
             tables += _table(classes)
-        return f"{tables}<p>{self.rows:,} rows, {len(self.errors):,} of them answered wrongly</p>"
-
-
-def _shown(metric: str, value: float) -> str:
-    """A fraction as a percentage; an error in the unit of the labels."""
-    return f"{value:.4g}" if metric in ERRORS else f"{100 * value:.1f}"
+        return f"{tables}<p>{counted(self.rows, 'row')}; {len(self.errors):,} {self.task.wrong_means}</p>"
 
 
 def _table(rows: list[tuple[str, ...]]) -> str:

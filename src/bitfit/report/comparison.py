@@ -14,6 +14,7 @@ from typing import Any, Unpack
 from .. import files
 from ..data.memory import Data
 from ..model.base import Base
+from ..progress import bar_of, notes_of
 from ..study.compare import TIMED_SEED, Contest, Contestant, Say, run_contest
 from ..study.methods import CompareOptions, ComparePlan
 from ..study.store import Result
@@ -174,6 +175,7 @@ def compare(
     out: str | Path | None = None,
     watch: Watch | None = None,
     say: Say | None = None,
+    quiet: bool = False,
     checkpoint_seconds: float = SECONDS,
     **options: Unpack[CompareOptions],
 ) -> Comparison:
@@ -181,11 +183,14 @@ def compare(
 
     The source is what `train` takes. `methods` are names or selections; `budget` is a duration, such as "10m", that
     the comparison is shrunk to fit. The other options are those of `bitfit compare`. With `out` the page, the numbers
-    and all results are written to that folder, and the same call goes on after an interruption.
+    and all results are written to that folder, and the same call goes on after an interruption. Notes and progress
+    are shown on stderr; `quiet=True` shows none, and `say` and `watch` take them instead.
     """
-    contest = run_contest(
-        source, base, ComparePlan.of(options), out=out, watch=watch, say=say, checkpoint_seconds=checkpoint_seconds
-    )
+    plan, saying = ComparePlan.of(options), notes_of(say, quiet)
+    with bar_of(watch, quiet) as progress:
+        contest = run_contest(
+            source, base, plan, out=out, watch=progress, say=saying, checkpoint_seconds=checkpoint_seconds
+        )
     comparison = judge(contest)
     if out is not None:
         comparison.write(out)

@@ -8,7 +8,7 @@ scores = cross_val_score(BitFitClassifier(), texts, labels)
 from importlib.util import find_spec
 
 if find_spec("sklearn") is None:
-    raise ImportError('bitfit.sklearn needs scikit-learn: pip install "bitfit[sklearn]"')
+    raise ImportError('bitfit.sklearn needs scikit-learn: pip install "bitfit[sklearn]"', name="sklearn")
 
 from .estimators import BitFitClassifier as BitFitClassifier
 from .estimators import BitFitRegressor as BitFitRegressor

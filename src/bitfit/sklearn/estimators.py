@@ -149,7 +149,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             notes=(),
             held_out=True,
         )
-        run = train(dataset, host_of(self.base).base, plan=plan, say=print if self.verbose else None)
+        say = print if self.verbose else None
+        run = train(dataset, host_of(self.base).base, plan=plan, say=say, quiet=not self.verbose)
         assert run.best.delta is not None
         self.delta_ = run.best.delta
 

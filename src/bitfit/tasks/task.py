@@ -19,6 +19,7 @@ from ..delta.meta import HEAD_OF_TEXT
 from ..errors import DeltaError, UsageError, suggest
 from ..model.rows import Rows
 from ..plugins import Registry
+from ..progress import counted
 from .encode import MOST_WINDOWS, Encoded, Encoder
 from .metrics import ERRORS, ClassScore, Score
 
@@ -58,6 +59,7 @@ class Task(ABC):
     # In an exported folder: the class of transformers, its setting, the pipeline, and the first line of the card.
     transformers_class: ClassVar[str] = "AutoModelForSequenceClassification"
     problem_type: ClassVar[str | None] = None
+    wrong_means: ClassVar[str] = "answered wrongly"  # of the rows that `wrong` finds
     pipeline: ClassVar[str | None] = "text-classification"
     card_logits: ClassVar[str] = "output.logits"  # the logits of a model's output, in the example on the card
     card: ClassVar[str]  # may use {texts} and {labels}
@@ -157,20 +159,20 @@ class Task(ABC):
 
     def remarks(self, encoder: Encoder, encoded: Encoded, examples: Examples) -> list[str]:
         """Notes for the user on how the examples were encoded."""
-        cut, length, texts = encoded.rows.cut, encoder.max_length, f"of {len(examples):,} texts"
+        cut, length, total = encoded.rows.cut, encoder.max_length, len(examples)
         notes = []
         windowed = int((encoded.rows.window_counts > 1).sum())
         if windowed:
-            notes.append(f"{windowed:,} {texts} are longer than {length} tokens and are read in windows.")
+            notes.append(f"Longer than {length} tokens and read in windows: {windowed:,} of {counted(total, 'text')}.")
+        share = f"{cut:,} of {counted(total, 'text')}"
         if cut and encoder.long == "windows":
-            notes.append(
-                f"{cut:,} {texts} are longer than {MOST_WINDOWS} windows; {MOST_WINDOWS} windows of each are read, "
-                "evenly spaced."
-            )
+            read = f"{MOST_WINDOWS} windows of each are read, evenly spaced"
+            notes.append(f"Longer than {MOST_WINDOWS} windows: {share}; {read}.")
         elif cut and encoder.long == "head+tail":
-            notes.append(f"{cut:,} {texts} are longer than {length} tokens; their first and last tokens are read.")
+            notes.append(f"Longer than {length} tokens: {share}; their first and last tokens are read.")
         elif cut:
-            notes.append(f"{cut:,} {texts} are cut at {length} tokens; --max-length or --long windows reads more.")
+            more = "--max-length or --long windows reads more"
+            notes.append(f"Cut at {length} tokens: {share}; {more}.")
         return notes
 
     # ---- training

@@ -20,7 +20,7 @@ from ..data.readers.multilabel import LabelSets
 from ..data.readers.texts import Classes, Numbers
 from ..errors import DataError, UsageError, suggest
 from ..model.rows import Rows
-from .encode import Encoded
+from .encode import Encoded, Encoder
 from .metrics import (
     CLASS_METRICS,
     NUMBER_METRICS,
@@ -113,6 +113,15 @@ class Classification(Task):
         np.add.at(table, (np.asarray(examples.labels), _classes(predictions)), 1)
         return table
 
+    def remarks(self, encoder: Encoder, encoded: Encoded, examples: Examples) -> list[str]:
+        """Notes on how the examples were encoded, and on scores that they leave undefined."""
+        notes = super().remarks(encoder, encoded, examples)
+        classes = set(examples.labels)
+        if len(self.labels) == 2 and len(classes) == 1:
+            name = self.labels[classes.pop()]
+            notes.append(f'Every row is "{name}": auc, average_precision and matthews are undefined and shown as 0.')
+        return notes
+
     def wrong(self, predictions: Any, examples: Examples) -> list[int]:
         """The indices of texts with a wrong class."""
         return np.flatnonzero(_classes(predictions) != np.asarray(examples.labels)).tolist()
@@ -186,6 +195,7 @@ class Regression(Task):
     reader: ClassVar[type[Numbers]] = Numbers
     baseline_name: ClassVar[str] = "always the mean"
     problem_type: ClassVar[str | None] = "regression"
+    wrong_means: ClassVar[str] = "off by more than the rmse"
     card: ClassVar[str] = "A number for {texts}."
 
     @classmethod

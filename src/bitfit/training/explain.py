@@ -174,7 +174,8 @@ def sentences(story: Story) -> list[str]:
     if story.curve is not None:
         lines.append(_of_curve(story.curve))
     if story.suspects:
-        lines.append(f"{len(story.suspects):,} labels look wrong.")
+        looks = "1 label looks" if len(story.suspects) == 1 else f"{len(story.suspects):,} labels look"
+        lines.append(f"{looks} wrong.")
     return lines
 
 

@@ -23,12 +23,13 @@ from ..data.memory import Data, source_of_data
 from ..data.named import NamedTask
 from ..data.source import StrPath
 from ..delta.delta import Delta
-from ..errors import Diverged, UsageError, suggest
+from ..errors import DeltaError, Diverged, UsageError, suggest
 from ..model.base import Base, load_base
 from ..model.dtypes import FULL
 from ..model.language import asks_for_nothing
 from ..model.selection import Selection
 from ..model.task_model import Model
+from ..progress import bar_of, notes_of, silent
 from ..tasks.metrics import Score
 from . import recipe
 from .autofreeze import AutoFreeze
@@ -90,6 +91,7 @@ def train(
     resume: bool = False,
     watch: Watch | None = None,
     say: Note | None = None,
+    quiet: bool = False,
     checkpoint_seconds: float = SECONDS,
     **options: Unpack[PlanOptions],
 ) -> Run:
@@ -99,13 +101,15 @@ def train(
     DatasetDict, a list of dicts, (texts, labels), or a dict of these by split.
     `options` are the fields of Plan (select, lr, seed, epochs, ...); or give a `plan`. With `out` the best delta is
     written there, and checkpoints and histories beside it, so that `resume=True` goes on after any interruption.
+    Notes and progress are shown on stderr; `quiet=True` shows none, and `say` and `watch` take them instead.
     """
     plan = _plan(plan, options)
     size = plan.train_size
     if isinstance(size, Sequence):
         raise UsageError("train takes one train size; bitfit.sweep takes several")
     data = source_of_data(source)
-    return _train(data, base, plan, size, out, resume, watch or _ignore, say or _ignore, checkpoint_seconds)
+    with bar_of(watch, quiet) as progress:
+        return _train(data, base, plan, size, out, resume, progress, notes_of(say, quiet), checkpoint_seconds)
 
 
 def train_in_group(
@@ -123,7 +127,7 @@ def train_in_group(
     if "diff_pruning" in plan.select:
         raise UsageError("diff_pruning learns its selection in one process: use --engine local")
     data = source_of_data(source)
-    return _train(data, base, plan, plan.train_size, out, resume, _ignore, _ignore, checkpoint_seconds, group)
+    return _train(data, base, plan, plan.train_size, out, resume, silent, silent, checkpoint_seconds, group)
 
 
 def sweep(
@@ -136,6 +140,7 @@ def sweep(
     resume: bool = False,
     watch: Watch | None = None,
     say: Note | None = None,
+    quiet: bool = False,
     checkpoint_seconds: float = SECONDS,
     **options: Unpack[SharedOptions],
 ) -> dict[int, Run]:
@@ -146,11 +151,11 @@ def sweep(
     loaded = _loaded(base, plan)
     data = source_of_data(source)
     runs = {}
-    for size in sorted(set(several(plan.train_size))):
-        target = None if out is None else sized(out, size)
-        runs[size] = _train(
-            data, loaded, plan, size, target, resume, watch or _ignore, say or _ignore, checkpoint_seconds
-        )
+    saying = notes_of(say, quiet)
+    with bar_of(watch, quiet) as progress:
+        for size in sorted(set(several(plan.train_size))):
+            target = None if out is None else sized(out, size)
+            runs[size] = _train(data, loaded, plan, size, target, resume, progress, saying, checkpoint_seconds)
     return runs
 
 
@@ -175,10 +180,6 @@ def _loaded(base: Base | str | None, plan: Plan) -> Base:
     return base
 
 
-def _ignore(*_: object) -> None:
-    """Watch and say nothing."""
-
-
 def _train(
     source: StrPath | Dataset | Files,
     base: Base | str | None,
@@ -198,6 +199,7 @@ def _train(
     if out is not None:
         inputs = [] if isinstance(source, Dataset | Files) else [Path(source)]
         files.check_target(Path(out), *inputs)
+        require_delta_or_nothing(Path(out))
         files.check_target(run_folder(out) / "history")
         with suppress(OSError):
             run_folder(out).rmdir()  # made by the check; a command that fails before the first step leaves none
@@ -236,6 +238,16 @@ def _train(
             store.clear()
     baseline = job.task.baseline(job.dataset.train, job.dataset.dev)
     return Run(trained.outcomes, best, baseline, job.task.baseline_name, job.dataset, tuple(notes), trained.story)
+
+
+def require_delta_or_nothing(path: Path) -> None:
+    """Refuse to write a delta over a file that is none."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return
+    try:
+        Delta.load(path)
+    except DeltaError as error:
+        raise UsageError(f"{path}: exists and is not a delta; remove it or name another file") from error
 
 
 @dataclass(frozen=True, eq=False)

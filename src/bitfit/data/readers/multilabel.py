@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -13,6 +14,7 @@ from ..columns import LABELS, Sample, find_columns, normalised
 from ..examples import Columns, Examples, Table
 from ..formats import fault
 from ..source import RowSource
+from .reader import counts_by_name
 from .texts import TextReader
 
 SEPARATOR = re.compile(r"[|;]")
@@ -84,6 +86,13 @@ class LabelSets(TextReader):
                     raise fault(table.path, line, f'label "{name}" is not in the training data.{suggest(name, labels)}')
             sets.append(tuple(sorted(index[name] for name in names)))
         return Examples(table.texts, table.pairs, sets, table.lines)
+
+    def doubts(self, examples: Examples, labels: tuple[str, ...]) -> list[str]:
+        """The number of examples with each label and with none."""
+        counts = Counter(chain.from_iterable(examples.labels))
+        none = sum(not label for label in examples.labels)
+        without = f"; none {none:,}" if none else ""
+        return [f"Rows by label: {counts_by_name(labels, counts)}{without}.", *super().doubts(examples, labels)]
 
 
 def label_set(path: RowSource, line: int, cell: object, separator: str | None = None) -> tuple[str, ...]:

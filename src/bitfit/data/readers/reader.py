@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, ClassVar
 
-from ..columns import Sample
+from ..columns import Sample, number
 from ..examples import Columns, Examples, Table
 from ..source import RowSource
+
+MOST_COUNTED = 10  # labels whose rows are counted in a note
 
 Record = tuple[int, Any, str | None]
 """The line, text and second text of a record."""
@@ -61,3 +64,13 @@ class Reader(ABC):
     def doubts(self, examples: Examples, labels: tuple[str, ...]) -> list[str]:
         """Notes on what may be wrong with the labels, one sentence each."""
         return []
+
+
+def counts_by_name(labels: Sequence[str], counts: Counter[int]) -> str:
+    """How often each label occurs, the most frequent first; names that are numbers are quoted."""
+    shown = []
+    for index, count in counts.most_common(MOST_COUNTED):
+        name = f'"{labels[index]}"' if number(labels[index]) is not None else labels[index]
+        shown.append(f"{name} {count:,}")
+    more = len(counts) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")

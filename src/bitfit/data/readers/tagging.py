@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import ClassVar
@@ -12,7 +13,7 @@ from ..columns import Sample
 from ..examples import Columns, Examples, Table, skipped
 from ..formats import fault, rows
 from ..source import RowSource, extension
-from .reader import Reader, Record, first_known
+from .reader import Reader, Record, counts_by_name, first_known
 
 WORDS = ("tokens", "words", "form")
 TAGS = ("tags", "upos", "pos_tags", "ner_tags", "pos", "ner", "labels", "label", "xpos")
@@ -99,6 +100,12 @@ class Sentences(Reader):
                     raise fault(table.path, line, what)
             sentences.append(tuple(UNTAGGED if tag is None else index[tag] for tag in tags))
         return Examples(table.texts, None, sentences, table.lines)
+
+    def doubts(self, examples: Examples, labels: tuple[str, ...]) -> list[str]:
+        """The number of words with each tag."""
+        counts = Counter(chain.from_iterable(examples.labels))
+        del counts[UNTAGGED]
+        return [f"Words by tag: {counts_by_name(labels, counts)}.", *super().doubts(examples, labels)]
 
 
 def split_words(text: str) -> tuple[str, ...]:

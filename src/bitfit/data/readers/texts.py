@@ -16,7 +16,7 @@ from ..columns import MANY_CLASSES, Sample, find_columns, is_missing, number
 from ..examples import Columns, Examples, Table, conflicts, shortened, skipped
 from ..formats import fault, rows
 from ..source import RowSource
-from .reader import Reader, Record
+from .reader import Reader, Record, counts_by_name
 
 FEW_FLOATS = 20  # at most so many different whole floats are taken as classes
 MANY_NUMBERS = 30  # from so many numeric classes on, a note asks whether they are amounts
@@ -130,8 +130,7 @@ class Classes(ScalarReader):
     def doubts(self, examples: Examples, labels: tuple[str, ...]) -> list[str]:
         """The number of examples per class, and notes on what may be wrong with the classes."""
         counts = Counter(examples.labels)
-        by_class = [f"{labels[i]} {count:,}" for i, count in counts.most_common()]
-        notes = [f"Rows by class: {shortened(by_class, 10)}.", *super().doubts(examples, labels)]
+        notes = [f"Rows by class: {counts_by_name(labels, counts)}.", *super().doubts(examples, labels)]
         notes += _several_in_one(labels)
         notes += _too_many(labels)
         similar = [" and ".join(names) for names in _spellings(labels).values() if len(names) > 1]
