@@ -12,7 +12,7 @@ from bitfit import evaluate, predict, train
 from bitfit.data import loading
 from bitfit.data.memory import files_of
 from bitfit.errors import DataError
-from support import reviews
+from support import delta_of, reviews
 
 ROWS = [{"id": i, "text": text, "label": label} for i, (text, label) in enumerate(reviews(40))]
 TEXTS = [row["text"] for row in ROWS]
@@ -139,3 +139,38 @@ def test_a_real_data_set_is_trained_on_evaluated_and_answered(base):
     assert type(answers) is type(dataset)
     assert answers["id"][:] == dataset["id"][:]
     assert set(answers["predicted_label"]) <= {"negative", "positive"}
+
+
+def test_predictions_keep_rows_of_every_form(base):
+    delta = train((TEXTS, LABELS), base, lr=1e-2, epochs=1).best.delta
+    answers = predict(delta, TEXTS, base)
+    rows = predict(delta, ROWS, base)
+    assert [row["id"] for row in rows] == [row["id"] for row in ROWS]
+    assert [row["predicted_label"] for row in rows] == [answer["label"] for answer in answers]
+    assert predict(delta, (TEXTS, LABELS), base) == answers
+    assert predict(delta, tuple(TEXTS[:2]), base) == predict(delta, TEXTS[:2], base)
+
+
+def test_a_pandas_frame_keeps_its_index(base):
+    delta = train((TEXTS, LABELS), base, lr=1e-2, epochs=1).best.delta
+    given = frame("pandas").set_index("id").iloc[::-1]
+    assert predict(delta, given, base).index.equals(given.index)
+
+
+def test_data_by_split_is_evaluated_and_answered_split_by_split(base):
+    datasets = pytest.importorskip("datasets", reason="needs the hub extra")
+    splits = datasets.DatasetDict({"train": real_dataset(ROWS[:30]), "validation": real_dataset(ROWS[30:])})
+    delta = train(splits, base, lr=1e-2, epochs=1, threads=1).best.delta
+    assert evaluate(delta, splits, base, split="dev").rows == 10
+    assert evaluate(delta, {"test": ROWS[:7], "train": ROWS}, base).rows == 7
+    with pytest.raises(DataError, match=r'no split "test"; name one with split=: train, validation'):
+        evaluate(delta, splits, base)
+    answers = predict(delta, splits, base)
+    assert type(answers) is datasets.DatasetDict
+    assert answers["validation"]["id"][:] == splits["validation"]["id"][:]
+
+
+@pytest.mark.parametrize("texts", [3, None, b"ab", {"text": "a"}, [1], [None], [b"ab"]])
+def test_what_predict_does_not_take_is_a_type_error(base, texts):
+    with pytest.raises(TypeError, match=r"predict takes|a text is a string"):
+        predict(delta_of(base), texts, base)

@@ -13,7 +13,8 @@ import pytest
 
 from bitfit import Predictor, evaluate, predict
 from bitfit.cli.main import run
-from bitfit.errors import UsageError
+from bitfit.errors import DataError, UsageError
+from bitfit.files import writing
 from bitfit.prediction.output import beside, check_output, write_rows
 from support import delta_of, reviews
 
@@ -194,3 +195,88 @@ def test_evaluate_prints_classes_and_writes_errors(words, base, tmp_path, capsys
     assert run([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["wrong"] == len(read(errors)) and found["by_class"]["c0"]["support"] == 4
+
+
+def test_errors_keep_the_columns_of_their_rows(delta, base, tmp_path):
+    path = tmp_path / "e.csv"
+    path.write_text("text,label,id\n" + "".join(f"{r['text']},c{i % 2},row {i}\n" for i, r in enumerate(ROWS)))
+    errors = evaluate(delta, path, base).errors
+    assert errors
+    for error in errors:
+        number = int(error["id"].removeprefix("row "))
+        assert next(iter(error)) == "id" and error["line"] == number + 2
+        assert (error["text"], error["gold"]) == (ROWS[number]["text"], f"c{number % 2}")
+
+
+def test_errors_do_not_replace_the_data(words, table, folders, capsys):
+    before = table.read_bytes()
+    command = ["evaluate", words[1], str(table), "--base", str(folders("bert")), "--errors", str(table), "--force"]
+    assert run(command) == 2 and "is the input" in capsys.readouterr().err
+    assert table.read_bytes() == before
+
+
+def test_a_file_without_labels_says_so_even_if_a_column_looks_like_one(delta, base, tmp_path):
+    path = tmp_path / "new.csv"
+    path.write_text("text,source\n" + "".join(f"{row['text']},web\n" for row in ROWS))
+    with pytest.raises(DataError, match=r'no column "label".*bitfit predict, which needs no labels'):
+        evaluate(delta, path, base)
+
+
+def test_rows_of_one_class_leave_scores_undefined_and_that_is_said(delta, base):
+    rows = [{"text": row["text"], "label": "c1"} for row in ROWS]
+    assert any('Every row is "c1": auc' in note for note in evaluate(delta, rows, base).notes)
+
+
+def test_a_json_list_may_come_from_standard_input(words, monkeypatch, capsys):
+    rows = json.dumps([{"id": "a", "text": "good film"}, {"id": "b", "text": "bad film"}]).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(rows)))
+    assert run([*words, "--file", "-", "--json", "--out", "-"]) == 0
+    assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == ["a", "b"]
+
+
+def test_standard_input_is_called_so_in_errors(words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a,b\n1,2\n")))
+    assert run([*words, "--file", "-"]) == 3
+    assert capsys.readouterr().err.startswith("bitfit: standard input")
+
+
+def test_a_pipe_behind_a_link_is_written_to(tmp_path):
+    """As /dev/stdout is: a link to an open file that has no path."""
+    reader, writer = os.pipe()
+    link = tmp_path / "link"
+    link.symlink_to(f"/proc/self/fd/{writer}")
+    with writing(link) as file:
+        file.write(b"rows")
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        assert file.read() == b"rows"
+
+
+@pytest.mark.parametrize("option", ["out", "suspects", "errors", "plot"])
+def test_no_output_replaces_a_file_of_somebody_else(option, words, table, folders, tmp_path, capsys):
+    other = tmp_path / "other.csv"
+    other.write_text("name,born\nAda,1815\n")
+    base = ["--base", str(folders("bert"))]
+    commands = {
+        "out": ["train", str(table), *base, "--out", str(other)],
+        "suspects": ["train", str(table), *base, "--suspects", str(other), "--out", str(tmp_path / "x.safetensors")],
+        "errors": ["evaluate", words[1], str(labelled(tmp_path)), *base, "--errors", str(other)],
+        "plot": ["inspect", words[1], "--plot", str(other)],
+    }
+    assert run(commands[option]) == 2
+    assert f"{other}: exists and is not" in capsys.readouterr().err
+    assert other.read_text() == "name,born\nAda,1815\n"
+
+
+@pytest.mark.parametrize("command", ["train", "export", "inspect", "evaluate"])
+def test_a_mistyped_folder_is_not_created(command, words, table, folders, tmp_path, capsys):
+    base = ["--base", str(folders("bert"))]
+    target = tmp_path / "no" / "file.csv"
+    commands = {
+        "train": ["train", str(table), *base, "--out", str(target)],
+        "export": ["export", words[1], *base, "--out", str(target)],
+        "inspect": ["inspect", words[1], "--plot", str(target)],
+        "evaluate": ["evaluate", words[1], str(table), *base, "--errors", str(target)],
+    }
+    assert run(commands[command]) == 2
+    assert f"there is no folder {target.parent}" in capsys.readouterr().err and not target.parent.exists()

@@ -138,7 +138,7 @@ def test_other_columns_are_taken_when_named_and_said_when_found(delta, base, tmp
 
 @pytest.mark.parametrize("texts", [[None], [3], ["\ud800"], [("a", None)]])
 def test_what_is_no_text_is_refused(delta, base, texts):
-    with pytest.raises(UsageError):
+    with pytest.raises((TypeError, UsageError), match=r"text"):
         predict(delta, texts, base)
 
 

@@ -36,8 +36,9 @@ def writing(path: Path, mark: str = "", follow: bool = True) -> Iterator[BinaryI
     is replaced, unless `follow` is False. A device or a pipe is written to directly.
     """
     check_target(path)
-    target = path.resolve() if follow and path.is_symlink() else path
-    direct = follow and target.exists() and not target.is_file()
+    direct = follow and path.exists() and not path.is_file()
+    # Not resolved where it is written to directly: /dev/stdout leads to a pipe, which has no path.
+    target = path.resolve() if follow and path.is_symlink() and not direct else path
     temporary = target.with_name(f".{target.name}.{mark or os.getpid()}.tmp")
     try:
         with (target if direct else temporary).open("wb") as file:
@@ -88,12 +89,20 @@ def check_target(path: Path, *inputs: Path) -> None:
     try:
         if not path.name or path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if path.exists() and not path.is_file():  # a device or a pipe, whose folder stays as it is
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(path.parent, os.W_OK):
             raise PermissionError(errno.EACCES, "its folder is read-only")
     except OSError as error:
         error_class = UsageError if error.errno in WRONG_PATH else WriteError
         raise error_class(f"{path}: cannot be written ({error.strerror}); name another file") from error
+
+
+def require_folder(path: Path) -> None:
+    """Refuse a path in a folder that does not exist: more often than not its name is mistyped."""
+    if not path.parent.exists():
+        raise UsageError(f"{path}: there is no folder {path.parent}; create it or correct the path")
 
 
 def sync_folder(folder: Path) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 from ..data.columns import Sample
 from ..data.source import DataFile, is_table
 from ..errors import DataError, UsageError
-from ..files import check_target, replace
-from ..prediction.output import STANDARD, beside, check_output, standard_input, write_rows
+from ..files import check_target, replace, require_folder
+from ..prediction.output import STANDARD, beside, check_output, require_earlier_output, standard_input, write_rows
 from ..serve.settings import Settings, Tokens
 from ..training.plan import Plan, follows_recipe
 from ..values import read as read_value
@@ -42,11 +42,15 @@ def train(args: argparse.Namespace) -> None:
     from . import show
 
     target = args.out or default_out(args.source)
+    require_folder(target)
     several_sizes = isinstance(plan.train_size, Sequence)
     if args.suspects is not None and (several_sizes or not follows_recipe(plan)):
         raise UsageError("--suspects needs the default recipe on one size: remove --recipe, --lr, --epochs and --batch")
     if args.suspects is not None:
+        from ..training.explain import Suspect
+
         check_output(args.suspects, Path(args.source))
+        require_earlier_output(args.suspects, [entry.name for entry in fields(Suspect)])
     if args.address and args.engine != "ray":
         raise UsageError("--address is for --engine ray")
     if args.workers and args.engine != "ray":
@@ -63,7 +67,7 @@ def train(args: argparse.Namespace) -> None:
     seconds = time.monotonic() - began
     if args.suspects is not None:
         count = write_rows(args.suspects, map(asdict, run.story.suspects), force=True)
-        show.note(f"wrote {count:,} rows whose labels look wrong to {args.suspects}")
+        show.note(f"wrote {show.counted(count, 'row')} to {args.suspects}: labels that look wrong")
     elif not several_sizes and run.story is not None and run.story.suspects:
         show.note("--suspects FILE lists the rows whose labels look wrong.")
     if several_sizes and args.json:
@@ -109,6 +113,7 @@ def compare(args: argparse.Namespace) -> None:
     from . import show
 
     target = args.out or Path(default_out(args.source).stem + "-compare")
+    require_folder(target)
     check_target(target / "compare.html", Path(args.source))
     with suppress(OSError):
         target.rmdir()  # made by the check; a command that fails before the first step leaves none
@@ -164,12 +169,8 @@ def predict(args: argparse.Namespace) -> None:
                 )
         for text in file.notes if file is not None else ():
             show.note(text)
-    if predictor.cut:
-        cut = show.counted(predictor.cut, "text")
-        if predictor.delta.meta.long == "head":
-            show.note(f"{cut} longer than {predictor.delta.meta.max_length} tokens: cut there")
-        else:
-            show.note(f"{cut} too long to be read whole; --long {predictor.delta.meta.long} reads parts of them")
+    for text in predictor.notes:
+        show.note(text)
 
 
 def _score(args: argparse.Namespace) -> None:
@@ -209,7 +210,7 @@ def _scored(found: Any, out: Path) -> str:
 
     text = f"wrote {show.counted(found.rows, 'row')} in {show.counted(found.parts, 'part')} to {out}"
     if found.kept:
-        text += f"; {show.counted(found.kept, 'part')} were there already"
+        text += f"; {show.counted(found.kept, 'part')} {'was' if found.kept == 1 else 'were'} there already"
     if found.errors:
         text += f'; {show.counted(found.errors, "row")} without an answer, see the column "error"'
     return text
@@ -221,8 +222,8 @@ def _input(args: argparse.Namespace) -> Iterator[DataFile | None]:
     if args.file is None:
         yield None
     elif args.file == STANDARD:
-        with standard_input() as path:
-            yield DataFile(path, args.encoding)
+        with standard_input(args.encoding) as file:
+            yield file
     else:
         yield DataFile(args.file, args.encoding)
 
@@ -247,12 +248,12 @@ def _submit(args: argparse.Namespace) -> None:
         return
     for path, rows, wanted in written:
         doubt = "" if rows == wanted else f"; the server wants {wanted:,}"
-        show.out.print(f"wrote {path} ({rows:,} rows{doubt})", soft_wrap=True)
+        show.out.print(f"wrote {path} ({show.counted(rows, 'row')}{doubt})", soft_wrap=True)
 
 
 def evaluate(args: argparse.Namespace) -> None:
     if args.errors is not None:
-        check_output(args.errors, args.delta)
+        check_output(args.errors, Path(args.delta), Path(args.source))
     from ..prediction.predictor import Predictor
     from . import show
 
@@ -263,7 +264,8 @@ def evaluate(args: argparse.Namespace) -> None:
         show.note(text)
     if args.errors is not None:
         write_rows(args.errors, result.errors, args.force)
-        show.note(f"wrote {show.counted(len(result.errors), 'wrong row')} to {args.errors}")
+        count = show.counted(len(result.errors), "row")
+        show.note(f"wrote {count} to {args.errors}: {result.task.wrong_means}")
     if args.json:
         show_json(contracts.evaluation(result))
     else:
@@ -295,7 +297,12 @@ def inspect(args: argparse.Namespace) -> None:
     if args.plot is not None:
         from ..report import changemap
 
+        require_folder(args.plot)
         check_target(args.plot, args.delta)
+        if args.plot.is_file() and args.plot.stat().st_size and b"<svg" not in args.plot.read_bytes()[:1000]:
+            raise UsageError(
+                f"{args.plot}: exists and is not a picture of this command; remove it or name another file"
+            )
         title = f"Change of {delta.meta.base} ({delta.meta.select})"
         replace(args.plot, changemap.svg(delta.change, title).encode())
     if args.json:
@@ -315,6 +322,7 @@ def export(args: argparse.Namespace) -> None:
     from ..prediction.predictor import base_of
     from . import show
 
+    require_folder(args.out)
     delta = Delta.load(args.delta)
     base = base_of(delta, args.base, args.dtype)
     folder = export_peft(delta, base, args.out) if args.peft else write(delta, base, args.out, args.fold)
@@ -323,6 +331,7 @@ def export(args: argparse.Namespace) -> None:
 
 def import_(args: argparse.Namespace) -> None:
     target = args.out or Path(args.folder.resolve().name + ".safetensors")
+    require_folder(target)
     check_target(target, args.folder)
     from ..prediction.peft_import import import_peft
     from . import show

@@ -96,7 +96,8 @@ def _decoded_lines(file: DataFile, stream: Stream, encoding: str) -> Iterator[tu
             for line, text in enumerate(texts, 1):
                 yield line, text.removeprefix("\ufeff") if line == 1 else text
     except UnicodeError as error:
-        raise DataError(f"{file.path}, after line {line}: not {encoding} text; pass another --encoding.") from error
+        where = f"{file}, after line {line}" if line else str(file)
+        raise DataError(f"{where}: not {encoding} text; pass another --encoding.") from error
 
 
 def _utf8_lines(file: DataFile, stream: Stream) -> Iterator[tuple[int, str]]:
@@ -106,7 +107,7 @@ def _utf8_lines(file: DataFile, stream: Stream) -> Iterator[tuple[int, str]]:
     for line, raw in enumerate(stream, 1):
         if b"\0" in raw:
             position = raw.index(0) + 1
-            raise DataError(f"{file.path}, line {line}: a NUL byte at byte {position}; save the file as UTF-8 text.")
+            raise DataError(f"{file}, line {line}: a NUL byte at byte {position}; save the file as UTF-8 text.")
         try:
             text = raw.decode(encoding)
         except UnicodeDecodeError as error:
@@ -130,4 +131,4 @@ def _looks_western(sample: bytes) -> bool:
 def _not_text(file: DataFile, line: int, raw: bytes, error: UnicodeDecodeError) -> DataError:
     byte = f"byte 0x{raw[error.start]:02x} at byte {error.start + 1}"
     problem = f"{byte} is not {error.encoding.upper()}"
-    return DataError(f"{file.path}, line {line}: {problem}; save the file as UTF-8 or pass its --encoding.")
+    return DataError(f"{file}, line {line}: {problem}; save the file as UTF-8 or pass its --encoding.")

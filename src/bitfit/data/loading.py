@@ -66,6 +66,19 @@ def load_labelled(
     return reader.examples(table, labels, columns.numbered), tuple(table.notes)
 
 
+def require_known_label(sample: Sample, trained: Columns, columns: Columns, labels: Sequence[str]) -> None:
+    """Refuse a label column that was guessed, because the trained one is missing, and that holds none of the labels."""
+    if columns.label is None or trained.label in (None, columns.label) or trained.separator or not labels:
+        return
+    pieces: set[str] = set()
+    for cell in sample.column(columns.label):
+        pieces.update(piece.strip(" '\"[]") for piece in re.split(r"[|;,]", class_name(cell)))
+    if pieces & set(labels):
+        return
+    problem = f'no column "{trained.label}", as the training data had, and no other with its labels'
+    raise DataError(f"{sample.path} has {problem}; pass --label, or use bitfit predict, which needs no labels.")
+
+
 def _require_label(sample: Sample, columns: Columns) -> None:
     if columns.label is not None:
         return
@@ -202,7 +215,8 @@ def read(
     reader = reader_of(kind)
     names = tuple(labels) or reader.label_names(table)
     examples = reader.examples(table, names, columns.numbered)
-    notes = (_columns_note(columns), *reasons)
+    used = columns_note(columns)
+    notes = (used[0].upper() + used[1:], *reasons)
     return Published(files, kind, names, columns, examples, notes, tuple(table.notes))
 
 
@@ -371,9 +385,10 @@ def _draw(
     return drawn, notes
 
 
-def _columns_note(columns: Columns) -> str:
+def columns_note(columns: Columns) -> str:
+    """Which columns are read, as the end of a sentence."""
     pair = f' with "{columns.text_pair}"' if columns.text_pair else ""
-    return f'The text is column "{columns.text}"{pair}, the label is column "{columns.label}".'
+    return f'the text is column "{columns.text}"{pair}, the label is column "{columns.label}".'
 
 
 def sizes_note(train: Examples, dev: Examples, test: Examples | None) -> str:

@@ -66,6 +66,20 @@ def files_of(data: object) -> Files:
     return Files(by_role["train"], by_role.get("dev"), by_role.get("test"), more)
 
 
+def split_of(data: Mapping[str, object], split: str | None = None) -> Records:
+    """The rows of one split, by its name or role; without a name those of test, or of the only split."""
+    if not data or not all(isinstance(name, str) for name in data):
+        raise TypeError(f"data by split has names of splits; give {ACCEPTED}")
+    by_name = {name.lower(): name for name in data}
+    if split is None:
+        split = next(iter(data)) if len(data) == 1 else "test"
+    wanted = split.lower()
+    found = by_name.get(wanted) or next((name for low, name in by_name.items() if _role(low) == wanted), None)
+    if found is None:
+        raise DataError(f'the data has no split "{split}"; name one with split=: {", ".join(data)}')
+    return records_of(data[found], found)
+
+
 def _role(split: str) -> str:
     """train, dev or test for a usual name of it, as "validation" means dev; any other name is itself."""
     for role, names in ROLES.items():

@@ -18,12 +18,13 @@ class DataFile:
     path: Path
     encoding: str | None = None
     tolerant: bool = False  # whether a record that cannot be read becomes a Broken row instead of an error
+    shown: str | None = None  # what messages call it, if not its path
     recognised: str | None = field(
         default=None, compare=False
     )  # the encoding, if its bytes showed that it is not UTF-8
 
     def __str__(self) -> str:
-        return str(self.path)
+        return self.shown or str(self.path)
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -31,7 +32,7 @@ class DataFile:
     @property
     def name(self) -> str:
         """The name of the file."""
-        return self.path.name
+        return self.shown or self.path.name
 
     @property
     def notes(self) -> list[str]:

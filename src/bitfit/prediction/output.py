@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..data.columns import IDS, Sample, normalised
+from ..data.source import DataFile
 from ..errors import BitfitError, UsageError
-from ..files import check_target, writing
+from ..files import check_target, require_folder, writing
 
 STANDARD = Path("-")  # standard input or output
 CHUNK = 1024  # rows of a Parquet row group
+FIRST_BYTES = {b"PAR1": ".parquet", b"{": ".jsonl", b"[": ".json"}  # of standard input; anything else is CSV
 
 Row = Mapping[str, Any]
 
@@ -29,8 +31,7 @@ def check_output(path: Path, *inputs: Path) -> None:
     if _is_regular(path) and path.suffix.lower() not in WRITERS:
         endings = ", ".join(WRITERS)
         raise UsageError(f"{path}: the format is unknown; end the name in {endings}, or write - for standard output")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path}: there is no folder {path.parent}; create it or correct the path")
+    require_folder(path)
     check_target(path, *inputs)
 
 
@@ -46,7 +47,7 @@ def write_rows(path: Path, rows: Iterable[Row], force: bool = False, ending: str
     ending = path.suffix.lower() if path != STANDARD and _is_regular(path) else ending
     if not force:
         columns = list(first) if ending == ".jsonl" else list(flat_row(first))
-        _require_same_columns(path, columns)
+        require_earlier_output(path, columns)
     counted = _Counter(chain([first] if first else [], source))
     with _opened(path) as file:
         WRITERS[ending](file, counted)
@@ -79,21 +80,17 @@ def flat_columns(answers: Iterable[Row]) -> dict[str, list[Any]]:
 
 
 @contextmanager
-def standard_input() -> Iterator[Path]:
+def standard_input(encoding: str | None = None) -> Iterator[DataFile]:
     """Standard input as a temporary file; the format is recognised by the first bytes."""
     import tempfile
 
     data = sys.stdin.buffer.read()
     start = data[:64].lstrip()
-    ending = ".csv"
-    if start.startswith(b"PAR1"):
-        ending = ".parquet"
-    elif start.startswith(b"{"):
-        ending = ".jsonl"
+    ending = next((ending for first, ending in FIRST_BYTES.items() if start.startswith(first)), ".csv")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"standard input{ending}"
         path.write_bytes(data)
-        yield path
+        yield DataFile(path, encoding, shown="standard input")
 
 
 class _Counter:
@@ -121,7 +118,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     sys.stdout.buffer.flush()
 
 
-def _require_same_columns(path: Path, columns: list[str]) -> None:
+def require_earlier_output(path: Path, columns: list[str]) -> None:
     """Refuse to replace a file whose columns are not those that would be written: it is not an earlier output."""
     if path == STANDARD or not path.is_file() or path.stat().st_size == 0:
         return

@@ -16,13 +16,15 @@ from ..data import loading, sources
 from ..data.columns import Sample
 from ..data.examples import Columns
 from ..data.formats import rows
-from ..data.memory import Frame, HubDataset, Table, is_frame, records_of
+from ..data.memory import Frame, HubDataset, Table, is_frame, records_of, split_of
 from ..data.named import NamedTask
+from ..data.readers import reader_of
 from ..data.source import DataFile, RowSource
 from ..delta.delta import Delta
 from ..delta.meta import LONG
 from ..errors import DataError, DeltaError, ModelError, UsageError, suggest
 from ..model.base import DEMO, Base, load_base
+from ..progress import counted, notes_of
 from ..tasks import Task, Text
 from ..tasks.encode import Encoded
 from ..tasks.metrics import Score
@@ -83,7 +85,7 @@ class Predictor:
 
     def evaluation(
         self,
-        source: str | Path | Table,
+        source: str | Path | Table | Mapping[str, Table],
         split: str | None = None,
         folder: str | Path | None = None,
         encoding: str | None = None,
@@ -102,6 +104,8 @@ class Predictor:
         sample = Sample.of(labelled_rows)
         by_number = named is not None or self.delta.meta.name is not None
         columns = self.columns_in(sample, True, **column_names)
+        if column_names.get("label") is None and not by_number:
+            loading.require_known_label(sample, self.columns, columns, task.labels)
         columns = replace(columns, numbered=by_number, separator=self.columns.separator)
         examples, notes = loading.load_labelled(sample, columns, task.kind, task.labels)
         encoder = self._host.encoder(self._resident)
@@ -109,7 +113,7 @@ class Predictor:
         outputs = self.outputs(reading.encoded)
         predictions = task.predictions(outputs, reading.encoded, examples)
         confusion = task.confusion(predictions, examples)
-        used = f'{labelled_rows}: the text is column "{columns.text}", the label is column "{columns.label}".'
+        used = f"{labelled_rows}: {loading.columns_note(columns)}"
         remarks = task.remarks(encoder, reading.encoded, examples)
         return Evaluation(
             task=task,
@@ -117,24 +121,27 @@ class Predictor:
             scores=task.scores(predictions, examples),
             by_class=tuple(task.by_class(predictions, examples)),
             confusion=() if confusion is None else tuple(map(tuple, confusion.tolist())),
-            errors=tuple(self._errors(reading, outputs, task.wrong(predictions, examples), columns)),
+            errors=tuple(self._errors(reading, outputs, task.wrong(predictions, examples), sample, columns)),
             notes=(*source_notes, used, *notes, *labelled_rows.notes, *remarks),
         )
 
     def _errors(
-        self, reading: Reading, outputs: Array, wrong: Sequence[int], columns: Columns
+        self, reading: Reading, outputs: Array, wrong: Sequence[int], sample: Sample, columns: Columns
     ) -> Iterator[dict[str, Any]]:
-        """The rows with wrong predictions: their line, their input, the gold label and the answer."""
+        """The rows with wrong predictions: their line, their columns, the gold label and the answer."""
         if not wrong:
             return
         chosen = reading.take(wrong)
         indices = self._resident.model.output_index(reading.rows, reading.encoded.rows_of(np.array(wrong)))
         answers = self._resident.answers(chosen, outputs[indices])
         examples = chosen.examples
+        labels = reader_of(self.task.kind).label_columns(sample, columns.label)
+        others = _other_columns(sample, examples.lines, {columns.text, columns.text_pair, *labels, "line", "gold"})
         for i, answer in enumerate(answers):
             row = {"line": examples.lines[i], columns.text: examples.texts[i]}
             if examples.pairs is not None:
                 row[columns.text_pair or "text_pair"] = examples.pairs[i]
+            row |= others.get(examples.lines[i], {})
             row["gold"] = self.task.gold(examples.labels[i])
             yield beside(row, answer, self.task.echo)
 
@@ -158,6 +165,16 @@ class Predictor:
             sample, self.columns_in(sample, False, **column_names), self.task.kind
         ):
             yield text if pair is None else (text, pair)
+
+    @property
+    def notes(self) -> list[str]:
+        """What was noticed of the texts so far."""
+        if not self.cut:
+            return []
+        meta = self.delta.meta
+        if meta.long == "head":
+            return [f"{counted(self.cut, 'text')} longer than {meta.max_length} tokens: cut there"]
+        return [f"{counted(self.cut, 'text')} too long to be read whole; --long {meta.long} reads parts"]
 
     def texts_of(self, words: Sequence[str]) -> list[Text]:
         """The texts of a command line; for a delta on pairs, every two make a pair."""
@@ -228,6 +245,18 @@ class MixedPredictor:
         return readings
 
 
+def _other_columns(sample: Sample, lines: Sequence[int], known: set[str | None]) -> dict[int, dict[str, object]]:
+    """The cells of these lines in all columns but the known ones: ids, dates and whatever else a file has."""
+    if known.issuperset(sample.names):
+        return {}
+    wanted = set(lines)
+    cells = {}
+    for line, values in rows(sample.path):
+        if line in wanted:
+            cells[line] = {name: value for name, value in values.items() if name not in known}
+    return cells
+
+
 def _finite(outputs: Array) -> Array:
     if not np.isfinite(outputs).all():
         raise DeltaError("the delta's values are so large that its answers are not finite numbers; train it again")
@@ -272,34 +301,72 @@ def base_of(delta: Delta, spec: str | None, dtype: str | None = None) -> Base:
         raise ModelError(f"the delta's base {name} cannot be loaded; pass --base FOLDER ({error})") from error
 
 
-@overload
-def predict(delta: Source, texts: Iterable[Text] | str, base: Base | str | None = None) -> list[dict[str, Any]]: ...
-@overload
-def predict(delta: Source, texts: Frame | HubDataset, base: Base | str | None = None) -> Any: ...
+Rows = Sequence[Mapping[str, Any]] | tuple[Sequence[Any], Sequence[Any]]
+"""Rows in memory that are no frame: a list of dicts, or (texts, labels)."""
+
+
 @overload
 def predict(
-    delta: Iterable[tuple[Source, Text]], texts: None = None, base: Base | str | None = None
+    delta: Source, texts: Iterable[Text] | str | Rows, base: Base | str | None = None, *, quiet: bool = False
+) -> list[dict[str, Any]]: ...
+@overload
+def predict(
+    delta: Source,
+    texts: Frame | HubDataset | Mapping[str, Frame | HubDataset],
+    base: Base | str | None = None,
+    *,
+    quiet: bool = False,
+) -> Any: ...
+@overload
+def predict(
+    delta: Iterable[tuple[Source, Text]], texts: None = None, base: Base | str | None = None, *, quiet: bool = False
 ) -> list[dict[str, Any]]: ...
 def predict(
     delta: Source | Iterable[tuple[Source, Text]],
-    texts: Iterable[Text] | str | Frame | HubDataset | None = None,
+    texts: Iterable[Text] | str | Rows | Frame | HubDataset | Mapping[str, Frame | HubDataset] | None = None,
     base: Base | str | None = None,
+    *,
+    quiet: bool = False,
 ) -> Any:
     """The answer of a delta for each text: label, score and all scores, or a value.
 
-    Rows in memory (a pandas or polars DataFrame, a datasets.Dataset) give the same rows back, with the answers as
-    further columns. Instead of a delta and its texts: (delta, text) pairs, with any mix of deltas of one base.
+    Rows in memory (a pandas or polars DataFrame, a datasets.Dataset or DatasetDict, a list of dicts) give the same rows
+    back, with the answers as further columns; of (texts, labels) the texts are answered. Instead of a delta and its
+    texts: (delta, text) pairs, with any mix of deltas of one base. `quiet` says not to print notes.
     """
     if isinstance(delta, Delta | str | Path):
         if texts is None:
-            raise UsageError("predict takes a delta and texts, or a list of (delta, text)")
+            raise TypeError("predict takes a delta and texts, or a list of (delta, text)")
         predictor = Predictor(delta, base)
-        if is_frame(texts):
-            return _with_answers(texts, list(predictor.answers(predictor.texts_in(records_of(texts)))))
-        return list(predictor.answers(_texts(texts)))
+        answers = _answered(predictor, texts)
+        for text in predictor.notes:
+            notes_of(None, quiet)(text)
+        return answers
     if texts is not None:
         raise UsageError("predict takes a delta and texts, or a list of (delta, text), not both")
     return _predict_mixed(list(delta), base)
+
+
+def _answered(predictor: Predictor, texts: Any) -> Any:
+    """The answers, in the form of the texts."""
+    if is_frame(texts):
+        return _with_answers(texts, list(predictor.answers(predictor.texts_in(records_of(texts)))))
+    if isinstance(texts, Mapping) and texts and all(map(is_frame, texts.values())):  # a DatasetDict
+        by_split: Any = type(texts)
+        return by_split({name: _answered(predictor, rows) for name, rows in texts.items()})
+    if _is_labelled(texts, predictor.task):
+        return list(predictor.answers(predictor.texts_in(records_of(texts))))
+    if isinstance(texts, Sequence) and texts and isinstance(texts[0], Mapping):
+        return list(predictor.rows_in(records_of(texts)))
+    return list(predictor.answers(_texts(texts)))
+
+
+def _is_labelled(texts: object, task: Task) -> bool:
+    """Whether this is (texts, labels), and not a tuple of two texts, pairs or sentences."""
+    if not isinstance(texts, tuple) or len(texts) != 2 or any(isinstance(part, str | tuple) for part in texts):
+        return False
+    words = task.form == "words" and isinstance(next(iter(texts[0]), None), str)
+    return not words
 
 
 def _texts(texts: object) -> Iterable[Text]:
@@ -308,8 +375,16 @@ def _texts(texts: object) -> Iterable[Text]:
         return [texts]
     if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
         kind = f"{type(texts).__module__}.{type(texts).__qualname__}"
-        raise TypeError(f"texts of type {kind}; predict takes a text, a list of texts, or a pandas or polars frame")
-    return texts
+        taken = "a text, a list of texts or of dicts, a pandas or polars frame, a datasets.Dataset or DatasetDict"
+        raise TypeError(f"texts of type {kind}; predict takes {taken}")
+    return map(_text, texts)
+
+
+def _text(text: object) -> Text:
+    if not isinstance(text, str | Sequence) or isinstance(text, bytes):
+        kind = f"{type(text).__module__}.{type(text).__qualname__}"
+        raise TypeError(f"a text of type {kind}; a text is a string, a pair of strings or a list of words")
+    return text
 
 
 def _with_answers(frame: Any, answers: list[dict[str, Any]]) -> Any:
@@ -329,7 +404,7 @@ def _with_answers(frame: Any, answers: list[dict[str, Any]]) -> Any:
 
 def evaluate(
     delta: Source,
-    data: str | Path | Table,
+    data: str | Path | Table | Mapping[str, Table],
     base: Base | str | None = None,
     *,
     split: str | None = None,
@@ -338,20 +413,28 @@ def evaluate(
     text_pair: str | None = None,
     label: str | None = None,
     long: str | None = None,
+    quiet: bool = False,
 ) -> Evaluation:
     """The results of a delta on labelled data: scores, results by class, and the rows that it answers wrongly.
 
-    `long` overrides what the delta reads of a text that is too long: head, head+tail or windows.
+    The data is a path, the name of a task, or rows in memory as `train` takes them; of data by split the test rows are
+    scored, or those of `split`. `long` overrides what the delta reads of a text that is too long: head, head+tail or
+    windows. `quiet` prints no notes; the result has them, too.
     """
     columns = {"text": text, "text_pair": text_pair, "label": label}
-    return Predictor(delta, base, long).evaluation(data, split, positive=positive, **columns)
+    result = Predictor(delta, base, long).evaluation(data, split, positive=positive, **columns)
+    for note in result.notes:
+        notes_of(None, quiet)(note)
+    return result
 
 
 def _labelled_rows(
-    source: str | Path | Table, split: str | None, folder: str | Path | None, encoding: str | None
+    source: str | Path | Table | Mapping[str, Table], split: str | None, folder: str | Path | None, encoding: str | None
 ) -> tuple[RowSource, NamedTask | None, list[str]]:
     if isinstance(source, str | Path | DataFile):
         return sources.split_file(source, split, folder, encoding)
+    if isinstance(source, Mapping):
+        return split_of(source, split), None, []
     if split is not None:
         raise UsageError(f"split {split!r}: rows in memory have no splits; pass the rows of one split")
     return records_of(source), None, []
