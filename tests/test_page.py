@@ -183,3 +183,19 @@ def test_the_api_page_lists_every_route(browser, live):
     tab.get_by_text("POST /v1/predict").wait_for()
     assert tab.locator("h2").count() >= 9
     tab.close()
+
+
+def test_a_task_for_pairs_is_not_asked_without_a_second_text(page, live, base, tmp_path):
+    columns = {"text": "text", "label": "label", "text_pair": "second"}
+    delta_of(base, 3, columns=columns).save(live.folder / "pairs.safetensors")
+    log_in(page, ASK)
+    until(lambda: "pairs" in live.service.repository.entries)
+    page.fill("#search", "pairs")
+    page.get_by_text("1 task", exact=True).wait_for()
+    page.locator("#list").get_by_text("pairs").click()
+    page.fill("#text", "good film")
+    page.get_by_role("button", name="Predict").click()
+    assert page.locator("#pair:invalid").count() == 1 and page.locator(".result").count() == 0
+    choose_table(page, tmp_path / "rows.csv", b"id,text\n1,good film\n")
+    page.get_by_text("rows.csv: 1 row.").wait_for()
+    assert page.input_value("#pair-column") == "" and page.locator("#pair-column:invalid").count() == 1

@@ -102,6 +102,8 @@ def read_claims(path: Path) -> dict[str, Any]:
         return _metadata(header.get("__metadata__") if isinstance(header, dict) else None, DeltaError)
     except OSError as error:
         raise DeltaError(f"cannot be read ({error.strerror})") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DeltaError("not a usable bitfit file: it does not begin as a safetensors file does") from error
     except (ValueError, RecursionError, OverflowError) as error:
         raise DeltaError(f"not a usable bitfit file: {str(error)[:200]}") from error
 
