@@ -67,3 +67,18 @@ def test_a_folder_with_its_own_code_does_not_load_as_another_model(base, tmp_pat
     monkeypatch.setattr("builtins.input", lambda _: "n")
     with pytest.raises((ValueError, OSError, KeyError), match=r"(?s)trust_remote_code|bitfit"):
         pipeline("text-classification", str(folder), trust_remote_code=False)
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_pipeline_answers_pairs_as_predict_does(bases, architecture, pool, tmp_path):
+    base = bases(architecture)
+    select = "all" if architecture in ("llama", "qwen2", "modernbert") else "bias"
+    columns = {"text": "text", "label": "label", "text_pair": "second"}
+    delta = delta_of(base, labels=3, pool=pool, columns=columns, select_text=select)
+    pipe = loaded(export(delta, base, tmp_path / "out"), "text-classification")
+    for text in TEXTS:
+        items = pipe({"text": text, "text_pair": "the cast is great"}, top_k=None)
+        found = {item["label"]: item["score"] for item in items}
+        answer = predict(delta, [(text, "the cast is great")], base)[0]
+        assert found == pytest.approx(answer["scores"], abs=1e-5)
