@@ -316,16 +316,15 @@ def test_the_commands_on_a_report_run_as_printed(tiny, tmp_path, monkeypatch, ca
     monkeypatch.setenv("BITFIT_MODELS", str(base.parent))
     monkeypatch.setenv("BITFIT_DATA", tiny[1])
     monkeypatch.chdir(tmp_path)
-    words = ["study", "run", "plus-figure7", "--base", base.name, "--tasks", "rte,sst2", "--method", "b_m2, b_q"]
-    few = ["--method", "Frozen", "--epochs", "1", "--seeds", "2", "--lr", "1e-2,1e-3", "--train-size", "16"]
-    assert bitfit([*words, *few, "--threads", "1"]) == 0
+    words = ["study", "run", "plus-figure7", "--base", base.name, "--tasks", "rte", "--method", "b_m2, b_q"]
+    assert bitfit([*words, "--epochs", "1", "--seeds", "1", "--lr", "1e-2", "--train-size", "16"]) == 0
     commands = printed_commands((tmp_path / "results/plus-figure7/report.html").read_text())
     assert len(commands) == 1
     capsys.readouterr()
     for program, *rest in commands:
         assert program == "bitfit"
         assert bitfit([*rest, "--dry-run"]) == 0
-        assert "0 trials in 0 passes to run, 12 done" in " ".join(capsys.readouterr().out.split())
+        assert "0 trials in 0 passes to run, 1 done" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -376,7 +376,7 @@ def _differences_of_differences(part: Part, findings: Findings) -> Iterator[Plac
 
 def _pair(part: Part) -> str:
     words = QUANTITIES[part.quantity].words
-    return f"{words} of {part.a} - {part.b}" if words else f"{part.a} - {part.b}"
+    return f"{words}, {part.a} minus {part.b}" if words else f"{part.a} minus {part.b}"
 
 
 def _scope(part: Part) -> str:
@@ -408,7 +408,7 @@ TESTS = {
         ClaimTest("below", _value_words, _unit, _values, BELOW),
         ClaimTest(
             "not_above_majority",
-            lambda part: f"best rate of {part.a} - majority class < {part.margin:g}, where {part.b} learns",
+            lambda part: f"best rate of {part.a} minus majority class < {part.margin:g}, where {part.b} learns",
             _unit, _best_above_majority, BELOW, inner_rates=False,
         ),
         ClaimTest(
@@ -433,22 +433,22 @@ TESTS = {
         ),
         ClaimTest(
             "shrinks_with_size",
-            lambda part: f"fall of {part.a} - {part.b} per doubling of the training rows > 0",
+            lambda part: f"fall of {part.a} minus {part.b} per doubling of the training rows > 0",
             lambda part: "points", _slopes, GREATER,
         ),
         ClaimTest(
             "same_trend",
-            lambda part: f"|fall of {part.a} - {part.b} per doubling of the training rows| < {part.margin:g}",
+            lambda part: f"|fall of {part.a} minus {part.b} per doubling of the training rows| < {part.margin:g}",
             lambda part: "points", _slopes, WITHIN,
         ),
         ClaimTest(
             "smaller_bases_lose_more",
-            lambda part: f"growth of {part.a} - {part.b} per halving of the base > 0",
+            lambda part: f"growth of {part.a} minus {part.b} per halving of the base > 0",
             lambda part: "points", _paired, GREATER, _by_size_of_base,
         ),
         ClaimTest(
             "same_difference",
-            lambda part: f"|({part.a} - {part.b}) - ({' - '.join(part.pair)})| < {part.margin:g}",
+            lambda part: f"|({part.a} minus {part.b}) minus ({' minus '.join(part.pair)})| < {part.margin:g}",
             _unit, _differences_of_differences, WITHIN,
         ),
     )

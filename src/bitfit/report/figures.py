@@ -550,7 +550,10 @@ def _dev_score(findings: Findings, points: Sequence[Point], rate: float, batch: 
     return 100 * statistics.fmean(scores) if scores else None
 
 
-_INTERVALS = "Lines are 95% intervals of the mean from seeds and test rows; the dashed line is the majority class."
+_INTERVALS = (
+    "Lines are 95% intervals of the mean from seeds and test rows. The dashed line is the majority class, where it is "
+    "in view."
+)
 _ZERO = "Lines are 95% intervals of the mean over seeds."
 _ROUNDS = "Thin lines are single rounds, the bold one is their median, at the chosen rate."
 _LOSSES = f"Training loss is solid, dev loss dashed. {_ROUNDS}"

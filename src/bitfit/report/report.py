@@ -22,7 +22,7 @@ from .findings import Findings
 from .page import Grid, markup, plain, render
 from .published import published
 from .statistics import Place
-from .tables import audit, costs, counted_wins, gaps, published_tables, tables
+from .tables import audit, by_rate, costs, counted_wins, gaps, published_tables, tables
 from .verdicts import GENERAL_BASES, GENERAL_PLACES, GENERAL_TASKS, OPEN, Comparison, Verdict, judge
 
 PLACE_NOTE = "A place is one task on one base."
@@ -71,8 +71,9 @@ class DrawnFigure:
 
 
 def read(study: Study, results: Results) -> list[Findings]:
-    """The findings of a study, base by base."""
-    return [Findings.of(study, manifest, results) for manifest in _distinct(results.manifests(study.name))]
+    """The findings of a study, base by base, the smallest first."""
+    manifests = sorted(results.manifests(study.name), key=lambda manifest: manifest.base.parameters)
+    return [Findings.of(study, manifest, results) for manifest in _distinct(manifests)]
 
 
 def write(study: Study, results: Results, folder: Path | None = None, figures: str | None = None) -> tuple[Path, Path]:
@@ -131,10 +132,11 @@ def as_html(
         "study.html",
         title=f"{study.name}: {study.title}",
         study=study,
+        covers=[text.removeprefix(f"{study.paper} ") for text in study.covers],
         states=[state(findings) for findings in bases],
         cost=cost_in_words(study),
         verdicts=[card(verdict) for verdict in verdicts],
-        conditions=" ".join(conditions(findings) for findings in ran),
+        conditions=all_conditions(ran),
         place_note=PLACE_NOTE,
         method_note=METHOD_NOTE,
         tables=tables(study, ran),
@@ -144,19 +146,19 @@ def as_html(
         markers=_markers(ran),
         sections=sections,
         curves=_curves(study, ran),
-        details=_details(ran),
+        details=_details(study, ran),
         protocol=protocol_grid(study),
-        differences=[(findings.base, _differences(findings)) for findings in bases],
+        differences=_all_differences(bases),
         remarks=_remarks(study),
         reproduce=_reproduce(study, bases),
     )
 
 
-def _details(bases: Sequence[Findings]) -> list[Grid]:
-    """Tables of generalisation gaps, costs and trained parameters, base by base."""
+def _details(study: Study, bases: Sequence[Findings]) -> list[Grid]:
+    """Tables of scores at every rate, generalisation gaps, costs and trained parameters, base by base."""
     grids = []
     for findings in bases:
-        grids += [gaps(findings), costs(findings), audit(findings)]
+        grids += [*by_rate(study, findings), gaps(findings), costs(findings), audit(findings)]
     return grids
 
 
@@ -198,13 +200,20 @@ def state(findings: Findings) -> str:
     return text + ("." if len(done) == len(trials) else "; the rest is missing below.")
 
 
-def conditions(findings: Findings) -> str:
-    """The conditions of a base's trials, for verdicts: rows, epochs and seeds of each task."""
+def all_conditions(bases: Sequence[Findings]) -> str:
+    """The conditions of verdicts: rows, epochs and seeds of each task; bases with equal conditions stand together."""
+    by_conditions: dict[str, list[str]] = {}
+    for findings in bases:
+        base = f"{findings.base} ({findings.parameters / 1e6:.1f}M parameters)"
+        by_conditions.setdefault(_conditions(findings), []).append(base)
+    return " ".join(f"{', '.join(names)} on {text}." for text, names in by_conditions.items())
+
+
+def _conditions(findings: Findings) -> str:
     by_setting: dict[str, list[str]] = {}
     for task in findings.trained_tasks:
         by_setting.setdefault(_setting(findings, task), []).append(task)
-    settings = "; ".join(f"{', '.join(tasks)}: {setting}" for setting, tasks in by_setting.items())
-    return f"{findings.base} ({findings.parameters / 1e6:.1f}M parameters) on {settings}."
+    return "; ".join(f"{', '.join(tasks)}: {setting}" for setting, tasks in by_setting.items())
 
 
 def _setting(findings: Findings, task: str) -> str:
@@ -410,6 +419,18 @@ def _differences(findings: Findings) -> list[str]:
     return [*findings.differences, *skipped]
 
 
+def _all_differences(bases: Sequence[Findings]) -> list[str]:
+    """What differs from the protocol; what is not so on all bases names those it is about."""
+    names: dict[str, list[str]] = {}
+    for findings in bases:
+        for text in _differences(findings):
+            names.setdefault(text, []).append(findings.base)
+    sentences = []
+    for text, some in names.items():
+        sentences.append(text if len(some) == len(bases) else f"{', '.join(some)}: {text}")
+    return sentences
+
+
 def _remarks(study: Study) -> list[tuple[str, Sequence[str]]]:
     named = (
         ("The text leaves open", study.protocol.not_stated),
@@ -478,17 +499,18 @@ def as_markdown(study: Study, bases: Sequence[Findings], verdicts: Sequence[Verd
     parts += [plain(state(findings)) + "\n" for findings in bases]
     if not bases:
         parts.append(f"Nothing has been run yet. Cost: {cost_in_words(study)}.\n")
-    parts += [plain(conditions(findings)) + "\n" for findings in ran]
+    parts += [plain(all_conditions(ran)) + "\n"] if ran else []
     parts += [verdict_grid(verdicts).markdown(), PLACE_NOTE + "\n"] if verdicts else []
     parts += [table.markdown() for table in tables(study, ran)]
-    parts += [grid.markdown() for grid in _details(ran)]
+    parts += [grid.markdown() for grid in _details(study, ran)]
     parts.append(protocol_grid(study).markdown())
     for heading, texts in _remarks(study):
         parts.append(f"### {heading}\n")
         parts.append("".join(f"- {plain(text)}\n" for text in texts))
+    if bases:
+        parts.append("### What differs from the protocol\n")
+        parts.append("".join(f"- {plain(text)}\n" for text in _all_differences(bases)) or "Nothing.\n")
     for findings in bases:
-        parts.append(f"### What differs from the protocol on {plain(findings.base)}\n")
-        parts.append("".join(f"- {plain(text)}\n" for text in _differences(findings)) or "Nothing.\n")
         commands = [shlex.join(run.command) for run in findings.manifest.runs]
         parts += [f"```\n{command.replace('```', '')}\n```\n" for command in commands]
     return "\n".join(part for part in parts if part)

@@ -67,6 +67,7 @@ def _html(judged: Sequence[Judged], results: Results) -> str:
         conditions=_conditions(judged),
         counts=counts,
         claims=_claims(judged),
+        without_numbers=_claims_without_numbers(judged),
         figures=_figures(judged),
         studies=_studies(judged, results),
         to_run=_how_to_run(),
@@ -76,7 +77,8 @@ def _html(judged: Sequence[Judged], results: Results) -> str:
 
 def _markdown(judged: Sequence[Judged], results: Results) -> str:
     parts = [f"# {TITLE}\n", plain(_conditions(judged)) + "\n"]
-    parts += [_claims(judged).markdown(), _studies(judged, results).markdown()]
+    parts += [_claims(judged).markdown(), _claims_without_numbers(judged).markdown()]
+    parts += [_studies(judged, results).markdown()]
     parts += [plain(_how_to_run()) + "\n", "## How verdicts are made\n"]
     return "\n".join([*parts, plain(report.METHOD_NOTE) + "\n"])
 
@@ -103,46 +105,48 @@ def _base_names(judged: Sequence[Judged]) -> list[str]:
 
 
 def _claims(judged: Sequence[Judged]) -> Grid:
-    """Every claim: those that are decided first, then those with numbers of ours."""
+    """The claims with numbers of ours, those that are decided first."""
     names = _base_names(judged)
-    rows = []
+    decided: list[list[Cell | str]] = []
+    undecided: list[list[Cell | str]] = []
     for claim in spec.known_claims().values():
         best = _best(claim, judged)
-        rows.append((_order(best), _claim_row(claim, best, names, judged)))
-    rows.sort(key=lambda pair: pair[0])
+        if best is None or not _places(best[1]):
+            continue
+        one, verdict = best
+        cells = [_base_cell(verdict.comparisons, name) for name in names]
+        outcome = _outcome_cell(claim, one, verdict, judged)
+        row: list[Cell | str] = [_claim_cell(claim), outcome, *cells, verdict.needs or "decided"]
+        (undecided if verdict.outcome == OPEN else decided).append(row)
     head = ["claim", "verdict", *names, "what would decide it"]
     caption = (
         f"{report.PLACE_NOTE} Effects on each base are means over its tasks, of the claim's first comparison. Verdicts "
         "are those of the study with most places, corrected over the claims of that study."
     )
-    return Grid("Claims", head, [row for _, row in rows], caption, texts=(0, 1, len(head) - 1))
+    return Grid("Claims", head, [*decided, *undecided], caption, texts=(0, 1, len(head) - 1))
 
 
-def _order(best: tuple[Judged, Verdict] | None) -> int:
-    if best is None:
-        return 3
-    _, verdict = best
-    if verdict.outcome != OPEN:
-        return 0
-    return 1 if _places(verdict) else 2
+def _claims_without_numbers(judged: Sequence[Judged]) -> Grid:
+    rows: list[list[Cell | str]] = []
+    for claim in spec.known_claims().values():
+        best = _best(claim, judged)
+        if best is None or not _places(best[1]):
+            names = [one.study.name for one in judged if claim.id in {verdict.claim.id for verdict in one.verdicts}]
+            outcome = Cell("open", _paper_says(claim, judged), "open")
+            rows.append([_claim_cell(claim), outcome, f"a run of {' or '.join(names)}" if names else "in no study"])
+    caption = "Claims that no place has numbers for yet."
+    head = ["claim", "verdict", "what would decide it"]
+    return Grid("Claims without numbers", head, rows, caption, texts=range(len(head)))
 
 
-def _claim_row(
-    claim: Claim, best: tuple[Judged, Verdict] | None, bases: Sequence[str], judged: Sequence[Judged]
-) -> list[Cell | str]:
-    text = Cell(claim.text, f"{claim.paper}, {claim.where}")
-    if best is None:
-        return [text, Cell("open", "", "text"), *("" for _ in bases), "in no study"]
-    one, verdict = best
-    ran = any(findings.done for findings in one.bases)
-    outcome = Cell(
-        report.outcome_in_words(verdict),
-        _paper_says(claim, judged),
-        report.CSS[verdict.outcome],
-        _page(one.study) if ran else "",
-    )
-    cells = [_base_cell(verdict.comparisons, name) for name in bases]
-    return [text, outcome, *cells, verdict.needs or "decided"]
+def _claim_cell(claim: Claim) -> Cell:
+    return Cell(claim.text, f"{claim.paper}, {claim.where}")
+
+
+def _outcome_cell(claim: Claim, one: Judged, verdict: Verdict, judged: Sequence[Judged]) -> Cell:
+    """The verdict, what the paper's numbers say, and the way to the study's page."""
+    css = report.CSS[verdict.outcome]
+    return Cell(report.outcome_in_words(verdict), _paper_says(claim, judged), css, _page(one.study))
 
 
 def _page(study: Study) -> str:
@@ -213,7 +217,7 @@ def _conditions(judged: Sequence[Judged]) -> str:
     which = f"Of the papers' bases: {', '.join(theirs)}." if theirs else "None of them is a base of the papers."
     main = next((one for one in judged if one.study.name == MAIN), None)
     ran = [findings for findings in main.bases if findings.done] if main else []
-    settings = " ".join(report.conditions(findings) for findings in ran)
+    settings = report.all_conditions(ran)
     shown = f" The main comparison ran on: {settings}" if settings else ""
     return f"Bases: {', '.join(names)}. {which}{shown} Every study's page has its conditions."
 

