@@ -320,13 +320,17 @@ def _doubt(
     contest: Contest, tied: Sequence[Contestant], smaller: Sequence[Contestant], against: dict[str, tuple[Place, float]]
 ) -> str:
     """Which methods the best one cannot be told from, and how large a difference would have been seen."""
-    names = [one.method.name for one in tied]
+    others = len(contest.contestants) - 1
+    if len(tied) == others > 2:
+        subject = f"none of the other {others} methods can"
+    else:
+        subject = f"{_listed([one.method.name for one in tied])} cannot"
     nearest = max(tied, key=lambda one: against[one.method.name][0].effect)
     difference = against[nearest.method.name][0]
     seen = t_quantile(0.975, difference.freedom) * math.sqrt(difference.variance)
     seeds = len(contest.contestants[0].chosen)
     text = (
-        f"This is not sure: {_listed(names)} cannot be told from it with {contest.rows['test']:,} test rows and "
+        f"This is not sure: {subject} be told from it with {contest.rows['test']:,} test rows and "
         f"{seeds} seed{'s' if seeds > 1 else ''}; against {nearest.method.name} a difference below {seen:.1f} points "
         "would not show."
     )
@@ -371,10 +375,9 @@ def _table(comparison: Comparison) -> Grid:
     ]  # fmt: skip
     notes = (
         f"Baseline without a model: {100 * contest.baseline:.1f}. trained: the share of all parameters, with the head, "
-        "and their number without it. training: one training with its evaluations. peak memory: of the "
-        "process. "
-        "prediction: one text by itself. mixed batch: time for texts of several deltas in one batch, by the time for "
-        "the same texts under one delta.",
+        "and their number without it. training: one training with its evaluations; CPU time counts all threads. "
+        "peak memory: of the process. prediction: one text by itself. mixed batch: time for texts of several deltas in "
+        "one batch, by the time for the same texts under one delta.",
     )
     return Grid("Scores and costs", head, rows, notes=notes)
 
@@ -390,7 +393,7 @@ def _row(line: Line, comparison: Comparison) -> list[Cell | str]:
     costs: list[Cell | str] = [
         Cell(f"{line.share:.3%}", f"{line.trained:,}"),
         "" if line.bytes is None else _size(line.bytes),
-        _seconds(line.seconds),
+        Cell(_seconds(line.seconds), f"{_seconds(line.cpu)} of CPU"),
         _size(line.memory) if line.memory else "",
         "" if line.predict is None else f"{1000 * line.predict:.1f} ms",
         "" if line.mixed is None else f"{line.mixed:.2f} x",

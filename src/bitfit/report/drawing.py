@@ -38,6 +38,8 @@ COLOURS = {
     "Frozen": "#8d99a6",
     "LoRA": "#4f772d",
     "Adapters": "#7b5b46",
+    "Diff-Pruning": "#a5478f",
+    "AutoFreeze": "#5d6fce",
     "InitBias+BitFit": "#5fa8d3",
 }
 _OTHERS = ("#5d6fce", "#8a7a1f", "#2a8f93", "#a5478f", "#3a8f5c", "#94623c", "#717c3b", "#457b9d")

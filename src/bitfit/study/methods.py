@@ -16,7 +16,7 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method("bitfit", "bias", (), family="BitFit"),
-        Method("b_m2+b_q", "b_m2 + b_q", ()),
+        Method("b_m2+b_q", "b_m2 + b_q", (), family="b_m2, b_q"),
         Method("layernorm", "layernorm", (), family="LayerNorm"),
         Method("lora", "injected", (), inject="lora(W_q + W_v, 8)", family="LoRA"),
         Method("adapters", "injected + layernorm", (), inject="adapter(64)", family="Adapters"),
