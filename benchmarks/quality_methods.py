@@ -353,6 +353,7 @@ def _summary(story: Any) -> dict[str, Any]:
     chosen = next(candidate for candidate in story.candidates if candidate.chosen)
     frozen = story.candidates[0]
     summary = {"chosen": chosen.name, "expected": story.expected.value, "head_alone": frozen.score}
+    summary["losses"] = {candidate.name: candidate.loss for candidate in story.candidates}
     if story.calibration is not None:
         summary |= {"temperature": story.calibration.temperature}
     return summary
