@@ -726,7 +726,7 @@ def test_a_wrong_start_is_one_line_and_exit_code_2(words, why, tmp_path, capsys,
 def test_tokens_come_from_files_too(tmp_path):
     (tmp_path / "t").write_text(ASK + "\n")
     tokens = Tokens.of_environment({"BITFIT_TOKEN_FILE": str(tmp_path / "t")})
-    assert tokens.ask is not None and tokens.ask.matches(ASK.encode()) and not tokens.ask.matches(b"other")
+    assert tokens.predict is not None and tokens.predict.matches(ASK.encode()) and not tokens.predict.matches(b"other")
 
 
 def test_a_paced_load_is_as_heavy_at_its_beginning_as_at_its_end():

@@ -61,7 +61,7 @@ class Handlers:
         self.service = service
 
     def operations(self) -> list[Operation]:
-        """The table of routes. The most used comes first: it is searched from the top."""
+        """The table of routes. The table is searched from the top, so the most used route comes first."""
         query = schemas.ListQuery
         info = schemas.TaskInfo
         name = "/v1/tasks/{name}"
@@ -81,7 +81,7 @@ class Handlers:
         ]
 
     async def predict(self, request: Request) -> Response:
-        """Answer many texts under one task, or many texts each under its own; every answer names its version."""
+        """Answer texts of one task, or texts that each name their task; an answer names the version of its task."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise RequestError(415, "send JSON with Content-Type: application/json", "Content-Type")
         settings = self.service.settings
@@ -121,8 +121,8 @@ class Handlers:
         query = schemas.parse_query(dict(request.query_params))
         unused = sorted(self.service.repository.unused().items())
         wanted = query.search.casefold()
-        found = [{"file": file, "reason": reason} for file, reason in unused if wanted in file.casefold()]
-        return _json({"total": len(found), "files": found[query.offset : query.offset + query.limit]})
+        listed = [{"file": file, "reason": reason} for file, reason in unused if wanted in file.casefold()]
+        return _json({"total": len(listed), "files": listed[query.offset : query.offset + query.limit]})
 
     async def stats(self, request: Request) -> Response:
         """The last minute in numbers, and what the caller may do."""
@@ -179,7 +179,7 @@ def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
 
 
 async def _read_body(request: Request, service: Service, limit: int, seconds: float) -> bytes:
-    """The body. An error as soon as it is too large or too slow, or all bodies together are too large."""
+    """The body of a request; RequestError as soon as it, or all bodies together, are too large, or it is too slow."""
     too_large = RequestError(413, f"the request has more than {limit >> 20} MB")
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared[:20]) > limit:
@@ -230,11 +230,11 @@ def _static(response: Response) -> Handler:
 
 
 def _page(name: str) -> Response:
-    """A page whose Content-Security-Policy allows its own inline style and script only, by their hashes."""
+    """A page whose Content-Security-Policy allows only the style and the script in it, by their hashes."""
     text = files(__package__).joinpath(name).read_text(encoding="utf-8")
     policy = POLICY
     for tag, directive in (("style", "style-src"), ("script", "script-src")):
-        hashes = [_hash(part) for part in re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.S)]
+        hashes = [_hash(content) for content in re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.S)]
         policy += f"; {directive} {' '.join(hashes)}"
     return Response(text, media_type="text/html", headers={"Content-Security-Policy": policy})
 

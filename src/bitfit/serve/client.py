@@ -28,7 +28,7 @@ class Client:
         return list(self._call("POST", "/v1/predict", {"task": task, "inputs": list(inputs)})["results"])
 
     def predict_mixed(self, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The answers to inputs, each under its own task: {"task", "text", ...}."""
+        """The answers to inputs of several tasks: {"task", "text", ...}."""
         return list(self._call("POST", "/v1/predict", {"items": list(items)})["results"])
 
     def tasks(self, search: str = "") -> Iterator[dict[str, Any]]:
@@ -59,7 +59,7 @@ class Client:
         return self._call("GET", "/v1/stats")
 
     def ready(self) -> bool:
-        """Whether the service can answer."""
+        """Whether the service is ready for requests."""
         try:
             return bool(self._call("GET", "/readyz")["ready"])
         except ServiceError:
@@ -81,7 +81,7 @@ class Client:
         except urllib.error.HTTPError as error:
             raise _service_error(error) from error
         except (OSError, ValueError) as error:
-            raise ServiceError(0, f"{self.url}: no service answers there ({error})") from error
+            raise ServiceError(0, f"{self.url}: no answer from the service ({error})") from error
 
 
 def _path(name: str) -> str:

@@ -31,7 +31,7 @@ MAX_TEXTS = 5000  # texts read from a file
 
 @dataclass(frozen=True)
 class Load:
-    """How many clients send how much for how long."""
+    """The number of clients, what they send, and for how long."""
 
     url: str
     clients: int = 64
@@ -42,7 +42,7 @@ class Load:
 
     def __post_init__(self) -> None:
         if urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname:
-            raise UsageError(f"{self.url}: give the service's address, like http://127.0.0.1:8000")
+            raise UsageError(f"{self.url}: is not the address of a service, such as http://127.0.0.1:8000")
         if min(self.clients, self.texts, self.seconds, self.rate or 1) <= 0:
             raise UsageError("--clients, --texts, --seconds and --rate must be more than 0")
 
@@ -97,7 +97,7 @@ def read_texts(path: Path | None, column: str | None = None) -> list[str]:
     rows = loading.stream_texts(path, find_columns(path, text=column))
     texts = [text for _, text, _ in islice(rows, MAX_TEXTS)]
     if not texts:
-        raise DataError(f"{path}: there is no text in it")
+        raise DataError(f"{path}: contains no text")
     return texts
 
 
@@ -107,7 +107,7 @@ def measure(load: Load, texts: Sequence[str], tasks: Sequence[str] | None = None
     if tasks is None:
         tasks = [task["name"] for task in Client(load.url, token).tasks() if not task["pairs"]]
     if not tasks:
-        raise DataError(f"{load.url}: no task there takes single texts")
+        raise DataError(f"{load.url}: the service has no task for single texts")
     gc.collect()
     gc.freeze()  # a collection here (0.3 s with torch loaded) would look like a pause of the service
     try:
@@ -158,12 +158,12 @@ class Connection:
     """A persistent connection with the minimum of HTTP, so that the load generator costs little CPU."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        parts = urlsplit(url)
-        self.host = parts.hostname or ""
-        self.secure = ssl.create_default_context() if parts.scheme == "https" else None
-        self.port = parts.port or (443 if self.secure else 80)
+        address = urlsplit(url)
+        self.host = address.hostname or ""
+        self.secure = ssl.create_default_context() if address.scheme == "https" else None
+        self.port = address.port or (443 if self.secure else 80)
         bearer = f"Authorization: Bearer {token}\r\n" if token else ""
-        self.head = f"Host: {parts.netloc}\r\nContent-Type: application/json\r\n{bearer}"
+        self.head = f"Host: {address.netloc}\r\nContent-Type: application/json\r\n{bearer}"
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def post(self, path: str, body: Any) -> tuple[int, bytes]:
@@ -172,13 +172,13 @@ class Connection:
 
     async def call(self, method: str, path: str, data: bytes = b"") -> tuple[int, bytes]:
         """Send a request; return status and body, status 0 if the connection broke."""
-        kept = self.streams is not None
+        reused = self.streams is not None
         try:
             return await self._call(method, path, data)
         except (OSError, EOFError, ValueError) as error:
             self.close()
             # The server may have closed a connection that was idle for long.
-            if kept and isinstance(error, asyncio.IncompleteReadError | ConnectionError):
+            if reused and isinstance(error, asyncio.IncompleteReadError | ConnectionError):
                 return await self.call(method, path, data)
             return 0, b""
 

@@ -62,8 +62,8 @@ class Middleware:
 
     def _authorize(self, scope: Scope) -> None:
         headers = dict(scope["headers"])
-        if self.tokens.ask is None and self.settings.loopback:
-            # DNS rebinding: a foreign page whose host name resolves to this machine must not get in.
+        if self.tokens.predict is None and self.settings.loopback:
+            # Against DNS rebinding: a page of another site whose host name resolves to this machine.
             _check_host(headers.get(b"host", b"").decode("latin-1"))
         secret = _bearer(headers)
         may_change = self.tokens.change is not None and self.tokens.change.matches(secret)
@@ -74,13 +74,13 @@ class Middleware:
             if self.tokens.change is None:
                 raise RequestError(403, "tasks cannot be changed: the service was started without BITFIT_CHANGE_TOKEN")
             raise RequestError(401, "changes need the change token: Authorization: Bearer ...")
-        if scope["path"] in PUBLIC or self.tokens.ask is None:
+        if scope["path"] in PUBLIC or self.tokens.predict is None:
             return
-        if not self.tokens.ask.matches(secret):
+        if not self.tokens.predict.matches(secret):
             raise RequestError(401, "a token is needed: Authorization: Bearer ...")
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
-        # Neither a path nor a method that a client made up becomes a label of a metric.
+        # A client can send any path and method; unknown ones must not become labels of metrics.
         route = getattr(scope.get("route"), "path", "other")
         method = scope["method"] if scope["method"] in METHODS else "other"
         texts = scope.get("texts", 0)
@@ -97,12 +97,13 @@ def _check_host(header: str) -> None:
     name, _, port = header.rpartition(":")
     host = name if port.isdigit() else header
     if not is_loopback(host.strip("[]")):
-        raise RequestError(421, "a service without a token answers to localhost only", "Host")
+        raise RequestError(421, "without a token, the service answers only to localhost", "Host")
 
 
 def _complete(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    given = {name.lower(): value for name, value in headers}
-    return [*(HEADERS | given).items()]
+    """The headers of a response, and those of HEADERS that it does not set."""
+    by_name = {name.lower(): value for name, value in headers}
+    return [*(HEADERS | by_name).items()]
 
 
 async def _send_error(error: RequestError, send: Send) -> None:

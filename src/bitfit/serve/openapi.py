@@ -23,7 +23,7 @@ ERRORS = {
     403: "the service does not allow changes",
     404: "no such task",
     408: "the request did not arrive in time",
-    409: "the folder does not allow it",
+    409: "the folder cannot be changed",
     413: "too large",
     415: "not JSON",
     421: "the Host header is not a loopback name",
@@ -104,13 +104,13 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
 
 
 def _parameter(name: str, where: str, schema: Mapping[str, Any], required: bool) -> dict[str, Any]:
-    own = {key: value for key, value in schema.items() if key not in ("title", "description")}
+    type_of_value = {key: value for key, value in schema.items() if key not in ("title", "description")}
     return {
         "name": name,
         "in": where,
         "required": required,
         "description": schema.get("description", ""),
-        "schema": own,
+        "schema": type_of_value,
     }
 
 

@@ -1,8 +1,8 @@
 """The queue and the model threads: texts of any tasks share passes through the base.
 
-The tasks take turns, text by text, until a pass has its tokens, so a task with many texts delays only itself. A task
-may fill at most as much of the queue as is still free, so there is always room for another. A model thread computes
-itself, or has a process that does.
+The tasks take turns, text by text, until a pass has enough tokens, so a task with many texts delays only itself. A task
+may occupy at most as many slots of the queue as are still free, so there is always room for another task. A model
+thread computes passes itself, or has a process that does.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Query:
 
 @dataclass(eq=False)
 class Chunk:
-    """Token rows of one query, few enough for one pass: the parts of a long text take turns with other texts."""
+    """Token rows of one query, few enough for one pass: the chunks of a long text take turns with other texts."""
 
     query: Query
     number: int
@@ -68,7 +68,7 @@ class Chunk:
 
     @property
     def tokens(self) -> int:
-        """How much work it is."""
+        """The number of its tokens."""
         return len(self.rows.ids)
 
 
@@ -116,7 +116,7 @@ class Queue:
     # ---- starting and stopping ----
 
     def fork(self, *open_files: Closable) -> None:
-        """Give each model thread a process, where that works. Call it before any thread is started.
+        """Give each model thread a process, if the system can fork. Call it before any thread is started.
 
         A process closes its copies of these files: a port stays open for as long as any process holds it.
         """
@@ -155,7 +155,7 @@ class Queue:
 
     @property
     def trouble(self) -> str | None:
-        """What is wrong with the model threads, if anything is."""
+        """What is wrong with the model threads; None if they work."""
         if not all(thread.is_alive() for thread in self._threads):
             return "a model thread has died"
         now = time.monotonic()
@@ -167,9 +167,9 @@ class Queue:
 
     @contextmanager
     def reserve(self, counts: Mapping[str, int]) -> Iterator[Counter[str]]:
-        """Reserve slots for so many texts of each task; RequestError 429 if the queue is full.
+        """Reserve slots for the texts of each task, by their counts; RequestError 429 if the queue is full.
 
-        `compute` takes over the slots that it is given. Those that it did not get are free again at the end.
+        `compute` takes over the slots that are passed to it. The others are released at the end of the block.
         """
         slots = Counter(counts)
         with self._changed:
@@ -242,7 +242,7 @@ class Queue:
             del self._reserved[task]
 
     def _remove(self, job: Job) -> None:
-        """Take those chunks of a job out of the queue that no model thread has yet."""
+        """Remove the chunks of a job from the queue that no model thread has taken yet."""
         with self._changed:
             for task in {query.task for query in job.queries} & self._chunks.keys():
                 before = self._chunks[task]
@@ -299,7 +299,7 @@ class Queue:
         return max(0.0, oldest + self.settings.max_wait - time.monotonic())
 
     def _take(self) -> list[Chunk]:
-        """The chunks of the next pass: one of each task in turn, and not more than this thread's share of the queue."""
+        """The chunks of the next pass: one of each task in turn, up to this thread's share of the queue."""
         share = max(MIN_TOKENS, -(-self._tokens // self.settings.threads))
         share = min(self.settings.batch_tokens, share)
         batch: list[Chunk] = []
@@ -339,7 +339,7 @@ class Queue:
             self._notify(done)
 
     def _store(self, batch: Sequence[Chunk], outputs: Sequence[Array]) -> list[Query]:
-        """Keep the outputs; return the queries whose chunks are all computed now."""
+        """Store the outputs; returns the queries whose chunks are all computed now."""
         done = []
         with self._changed:  # other threads may have other chunks of the same query
             for chunk, numbers in zip(batch, outputs, strict=True):

@@ -1,7 +1,7 @@
-"""The folder of deltas as a repository of tasks: which there are, in which version, and nothing outside it.
+"""The folder of deltas as a repository of tasks and their versions. No file outside the folder is ever read or written.
 
-A service keeps no state of its own beside the folder. A version is the digest of a file's content, so every process on
-every machine gives the same file the same version.
+The folder is the only state of a service. A version is the digest of a file's content, so every process on every
+machine gives the same file the same version.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Entry:
 
 @dataclass
 class Changes:
-    """What a scan found: tasks that appeared, changed or were removed, and files that are newly not served."""
+    """The result of a scan: tasks that appeared, changed or were removed, and files that cannot be served."""
 
     added: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
@@ -78,16 +78,16 @@ class Repository:
     def __init__(self, path: str | Path, fingerprint: str, largest: int = 64 << 20) -> None:
         self.path = Path(path).resolve()
         if not self.path.is_dir():
-            raise UsageError(f"{path}: no such folder; make it, or name a folder of deltas")
+            raise UsageError(f"{path}: no such folder; create it, or pass a folder of deltas")
         self.fingerprint = fingerprint
         self.largest = largest
         self.entries: dict[str, Entry] = {}
         self.refused: dict[str, tuple[Stamp, str]] = {}  # by task: files whose content cannot be served, and why
-        self.ignored: dict[str, str] = {}  # by file: those whose name or type makes them no task, and why
+        self.ignored: dict[str, str] = {}  # by file: those whose name or type is not that of a task, and why
         self._lock = Lock()
 
     def scan(self) -> Changes:
-        """Compare the folder with the entries, one file at a time, so that nobody waits for a whole scan."""
+        """Update the entries from the folder. The lock is held for one file at a time, so requests do not wait."""
         changes = Changes()
         before = self.entries.copy()
         stamps = {name: stamp for name, (stamp, _) in self.refused.copy().items()}
@@ -135,13 +135,13 @@ class Repository:
         self._update(entry.name, entry, None, (entry.stamp, reason))
 
     def verify(self, name: str, data: bytes, stamp: Stamp = ()) -> tuple[Entry, Delta]:
-        """The entry and the delta in these bytes; DeltaError if any part of them cannot be trusted."""
+        """The entry and the delta in these bytes; DeltaError if a check of them fails."""
         delta = Delta.checked(*decode(data, name), where=name)
         self._check_base(delta)
         return Entry(name, version_of(delta), stamp, describe(name, delta, len(data))), delta
 
     def put(self, entry: Entry, data: bytes) -> Entry | None:
-        """Write verified bytes as the task's file, in one step; return the entry of before."""
+        """Write verified bytes as the task's file, atomically; returns the previous entry."""
         path = self._path(entry.name)
         with self._lock:
             before = self.entries.get(entry.name)
@@ -151,7 +151,7 @@ class Repository:
         return before
 
     def delete(self, name: str) -> Entry | None:
-        """Remove a task's file; return the entry of before."""
+        """Remove a task's file; returns the previous entry."""
         path = self._path(name)
         with self._lock:
             before = self.entries.get(name)
@@ -163,7 +163,7 @@ class Repository:
         return before
 
     def _list_files(self) -> tuple[dict[str, Stamp], dict[str, str]]:
-        """The stamps of the files that may be tasks, by task, and why other delta files are not, by file."""
+        """Task -> stamp of the files with a valid name, and file -> reason of the other delta files."""
         stamps = {}
         ignored = {}
         with os.scandir(self.path) as listing:
@@ -227,7 +227,7 @@ class Repository:
         refused: tuple[Stamp, str] | None = None,
         path: Path | None = None,
     ) -> bool:
-        """Replace the entry `seen` by what was found; False if the task, or the file at `path`, changed meanwhile."""
+        """Replace the entry `seen` by `entry`; False if the task, or the file at `path`, has changed meanwhile."""
         with self._lock:
             if self.entries.get(name) is not seen:
                 return False
@@ -254,16 +254,16 @@ class Repository:
         try:
             path = self._path(name).resolve(strict=True)
         except (OSError, RuntimeError) as error:
-            raise DeltaError(f"{name}: its file is gone") from error
+            raise DeltaError(f"{name}: its file no longer exists") from error
         if not path.is_relative_to(self.path):
-            raise DeltaError(f"{name}: its file is a link that leads out of the folder")
+            raise DeltaError(f"{name}: its file is a link to a file outside the folder")
         return path
 
 
 def _rename_hint(name: str) -> str:
     """Why this is not the name of a task, and what it could be called."""
     allowed = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._")[:64] or "task"
-    return f"a task name has small letters, digits, dots and dashes: rename it to {allowed}{SUFFIX}"
+    return f"a task name has lower-case letters, digits, dots and dashes: rename it to {allowed}{SUFFIX}"
 
 
 def _stamp(status: os.stat_result) -> Stamp:

@@ -30,7 +30,7 @@ GRACE = 24  # seconds that requests in flight have after a stop signal
 
 
 class _Server(uvicorn.Server):
-    """A server that refuses requests for a moment before it closes, so that what is on its way gets an answer."""
+    """A server that refuses requests for a while before it closes, so that requests on their way get an answer."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -59,7 +59,7 @@ def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens, dt
     """Serve a folder of deltas until a stop signal. Requests in flight are answered before the end."""
     tokens.check(settings)
     if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder; make it, or name a folder of deltas")
+        raise UsageError(f"{folder}: no such folder; create it, or pass a folder of deltas")
     with _listen(settings) as listening:
         write_to_stderr(settings.log)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the model threads use the cores
@@ -85,7 +85,7 @@ def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens, dt
 
 
 def _base(folder: Path, spec: str | None, dtype: str | None) -> Base:
-    """The base of `--base`, else the one that the first usable delta of the folder names, stored as it says."""
+    """The base of `--base`, else that of the first usable delta in the folder, stored as in its training."""
     if spec is None and folder.is_dir():
         for path in sorted(folder.glob("*" + SUFFIX)):
             with suppress(DeltaError):
@@ -98,4 +98,6 @@ def _listen(settings: Settings) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
-        raise UsageError(f"--host {settings.host} --port {settings.port}: cannot listen there ({error})") from error
+        raise UsageError(
+            f"--host {settings.host} --port {settings.port}: cannot listen on this address ({error})"
+        ) from error

@@ -29,12 +29,12 @@ class RequestError(Exception):
 
 
 @cache
-def _shapes() -> tuple[tuple[str, ...], ...]:
+def _field_sets() -> tuple[tuple[str, ...], ...]:
     """The sets of fields that make one input, of all kinds of task."""
-    shapes: dict[tuple[str, ...], None] = {}
+    field_sets: dict[tuple[str, ...], None] = {}
     for kind in KINDS.values():
-        shapes.update(dict.fromkeys(kind.fields))
-    return tuple(shapes)
+        field_sets.update(dict.fromkeys(kind.fields))
+    return tuple(field_sets)
 
 
 # ---- requests ----
@@ -55,11 +55,11 @@ class TextInput(_Strict):
 
     def value(self, field: str) -> Text:
         """The input as a task takes it."""
-        given = [(name, getattr(self, name)) for name in TextInput.model_fields]
-        present = {name: value for name, value in given if value is not None}
-        if tuple(present) not in _shapes():
-            choices = ", or ".join(" and ".join(names) for names in _shapes())
-            raise RequestError(422, f"give {choices}", field)
+        fields = {name: getattr(self, name) for name in TextInput.model_fields}
+        present = {name: value for name, value in fields.items() if value is not None}
+        if tuple(present) not in _field_sets():
+            choices = ", or ".join(" and ".join(names) for names in _field_sets())
+            raise RequestError(422, f"send {choices}", field)
         values = tuple(present.values())
         return values if len(values) == 2 else values[0]
 
@@ -94,17 +94,17 @@ class PredictRequest(_Strict):
                 field = f"items.{number}"
                 yield item.task, field, item.value(field)
         elif self.items is None and self.task is not None and self.inputs is not None:
-            for number, given in enumerate(self.inputs):
+            for number, text in enumerate(self.inputs):
                 field = f"inputs.{number}"
-                yield self.task, field, given if isinstance(given, str) else given.value(field)
+                yield self.task, field, text if isinstance(text, str) else text.value(field)
         else:
-            raise RequestError(422, "give task and inputs, or items", "task" if self.items is None else "items")
+            raise RequestError(422, "send task and inputs, or items", "task" if self.items is None else "items")
 
 
 class ListQuery(BaseModel):
-    """Which part of a list is wanted."""
+    """The page of a list."""
 
-    search: str = Field("", max_length=200, description="part of a name or of a label")
+    search: str = Field("", max_length=200, description="text that a name or a label contains")
     offset: int = Field(0, ge=0, le=1 << 40)
     limit: int = Field(100, ge=1, le=1000)
 
@@ -130,7 +130,7 @@ def _request_error(error: ValidationError, default: str) -> RequestError:
         return RequestError(422, f"{error.error_count():,} fields are wrong", default)
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     # Pydantic puts the member of a union into the path: `inputs.3.str`.
-    path = [str(part) for part in first["loc"] if part not in ("str", "TextInput")]
+    path = [str(step) for step in first["loc"] if step not in ("str", "TextInput")]
     return RequestError(422, str(first["msg"])[:300], ".".join(path) or default)
 
 
@@ -138,7 +138,7 @@ def _request_error(error: ValidationError, default: str) -> RequestError:
 
 
 class Answer(BaseModel):
-    """What a task says of one text. Which of the optional fields are there depends on the kind of the task."""
+    """The answer of a task to one text. Its further fields depend on the kind of the task."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -227,7 +227,7 @@ class Stats(BaseModel):
 
 
 class ErrorDetail(BaseModel):
-    """What is wrong with a request."""
+    """The status, a message, and the field that is wrong."""
 
     status: int
     message: str

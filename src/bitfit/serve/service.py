@@ -129,7 +129,7 @@ class Service:
         except BitfitError as error:
             if len(queries) == 1:
                 raise RequestError(422, f"{queries[0].task}: {error}", queries[0].where) from error
-            for query in queries:  # one by one, to find the one that is wrong
+            for query in queries:  # one by one, so that the error names the wrong one
                 self._read(resident, [query])
             return
         for query, reading in zip(queries, readings, strict=True):
@@ -138,7 +138,7 @@ class Service:
     # ---- changing tasks ----
 
     async def put(self, name: str, data: bytes) -> tuple[Entry, bool]:
-        """Make a verified delta the current version of a task; return its entry and whether the task is new."""
+        """Verify a delta and make it the current version of a task; returns its entry and whether the task is new."""
         check_name(name, "name")
         loop = asyncio.get_running_loop()
         try:
@@ -166,7 +166,7 @@ class Service:
         return self._uploads
 
     async def delete(self, name: str) -> Entry:
-        """Remove a task and return what it was. Requests that arrived before are still answered."""
+        """Remove a task; returns its entry. Requests that arrived before are still answered."""
         self.cache.entry(name, "name")
         try:
             entry = await asyncio.get_running_loop().run_in_executor(self.executor, self.repository.delete, name)
@@ -183,7 +183,7 @@ class Service:
         entry, delta = self.repository.verify(name, data)
         resident = self.host.admit(delta)
         if resident.bytes > self.cache.budget:
-            raise DeltaError(f"{name}: it needs more memory than --memory allows for all tasks")
+            raise DeltaError(f"{name}: needs more memory than --memory allows for all tasks together")
         reading = self.host.read(resident, [(PROBE_TEXT, PROBE_TEXT) if resident.paired else PROBE_TEXT])[0]
         outputs = self.host.outputs([(resident, reading.rows)])[0]
         answer = answer_of(resident, reading, outputs)
@@ -219,7 +219,7 @@ class Service:
                 await self._scan()
             except Exception as error:  # a network folder may be unreachable for a while
                 log("warning", "the folder cannot be scanned", error=str(error))
-            # The scan of a very large folder takes long: at least nine tenths of the time are left to the requests.
+            # The scan of a very large folder takes long: at least nine tenths of the time must remain for requests.
             await asyncio.sleep(min(MAX_PAUSE, 9 * (time.monotonic() - started)))
 
     async def _scan(self) -> None:
@@ -246,5 +246,5 @@ def _length(text: Text) -> int:
 
 
 def _characters(text: Text) -> int:
-    """Characters of everything in it."""
+    """Characters of a text, of both texts of a pair, or of all words."""
     return len(text) if isinstance(text, str) else sum(map(len, text))

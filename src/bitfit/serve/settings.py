@@ -26,21 +26,21 @@ def option(default: Any, help: str, *, least: float = 1, most: float = 1e9, choi
 class Settings:
     """The options of `bitfit serve`, each written once."""
 
-    host: str = option("127.0.0.1", "address to listen on; any but a loopback address needs a token")
-    port: int = option(8000, "port to listen on; 0 takes a free one", least=0, most=65535)
-    workers: int = option(0, "model processes (threads where forking does not work); 0: one per core", least=0)
-    batch_tokens: int = option(256, "most tokens of one pass through the base")
-    max_wait: float = option(0.002, "most seconds that a text waits for others while a worker is idle", least=0)
-    queue: int = option(4096, "most texts that wait; beyond it requests get 429")
-    deadline: float = option(10.0, "seconds after which a request gets 504", least=1e-3)
-    memory: int = option(1024, "MB of deltas kept in memory; the least recently used are dropped first")
-    max_items: int = option(1024, "most texts of one request")
-    max_text: int = option(100_000, "most characters of one text")
-    max_body: int = option(8, "most MB of one request")
-    max_delta: int = option(64, "most MB of an uploaded delta")
+    host: str = option("127.0.0.1", "address to listen on; other than loopback addresses need a token")
+    port: int = option(8000, "port to listen on; 0 picks a free one", least=0, most=65535)
+    workers: int = option(0, "number of model processes (threads if the system cannot fork); 0: one per core", least=0)
+    batch_tokens: int = option(256, "maximum number of tokens in one pass through the base")
+    max_wait: float = option(0.002, "seconds that a text waits for others to share its pass, at most", least=0)
+    queue: int = option(4096, "maximum number of texts that wait; further requests get status 429")
+    deadline: float = option(10.0, "seconds after which a request gets status 504", least=1e-3)
+    memory: int = option(1024, "MB of deltas held in memory; the least recently used are dropped first")
+    max_items: int = option(1024, "maximum number of texts in one request")
+    max_text: int = option(100_000, "maximum number of characters in one text")
+    max_body: int = option(8, "maximum size of one request in MB")
+    max_delta: int = option(64, "maximum size of an uploaded delta in MB")
     watch: float = option(1.0, "seconds between two scans of the folder", least=1e-3)
-    log: str = option("info", "info: a line per request; warning: only what needs attention", choices=LEVELS)
-    drain: float = option(0.5, "seconds between a stop signal and the closing of idle connections", least=0)
+    log: str = option("info", "info: a line per request; warning: only problems, start and stop", choices=LEVELS)
+    drain: float = option(0.5, "seconds from a stop signal until idle connections are closed", least=0)
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -48,7 +48,7 @@ class Settings:
 
     @property
     def threads(self) -> int:
-        """How many model threads there are."""
+        """The number of model threads."""
         allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return self.workers or allowed or 1
 
@@ -67,7 +67,7 @@ def _check(name: str, value: str | float, limits: Mapping[str, Any]) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address means this machine."""
+    """Whether a host name or address is that of the local machine."""
     if host == "localhost":
         return True
     try:
@@ -84,31 +84,32 @@ class Token:
             raise UsageError(f"a token needs at least {SHORTEST_TOKEN} printable ASCII characters and no space")
         self._digest = hashlib.sha256(text.encode()).digest()
 
-    def matches(self, given: bytes) -> bool:
-        """Whether this is the secret."""
-        return hmac.compare_digest(self._digest, hashlib.sha256(given).digest())
+    def matches(self, secret: bytes) -> bool:
+        """Whether `secret` is this token."""
+        return hmac.compare_digest(self._digest, hashlib.sha256(secret).digest())
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The token that may ask and the token that may change; None: everybody may ask, nobody may change."""
+    """The tokens of the clients: one that allows predictions, and one that also allows changes of tasks."""
 
-    ask: Token | None = None
-    change: Token | None = None
+    predict: Token | None = None  # None: everybody may get predictions
+    change: Token | None = None  # None: nobody may change tasks
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Tokens:
         """From BITFIT_TOKEN and BITFIT_CHANGE_TOKEN, or from the files named by BITFIT_TOKEN_FILE and so on."""
-        ask, change = (_secret(name, environment) for name in ("BITFIT_TOKEN", "BITFIT_CHANGE_TOKEN"))
-        if ask is not None and ask == change:
-            raise UsageError("BITFIT_TOKEN and BITFIT_CHANGE_TOKEN must differ: one may ask, the other may change")
-        return cls(None if ask is None else Token(ask), None if change is None else Token(change))
+        predict = _secret("BITFIT_TOKEN", environment)
+        change = _secret("BITFIT_CHANGE_TOKEN", environment)
+        if predict is not None and predict == change:
+            raise UsageError("BITFIT_TOKEN and BITFIT_CHANGE_TOKEN must differ: only the second one allows changes")
+        return cls(None if predict is None else Token(predict), None if change is None else Token(change))
 
     def check(self, settings: Settings) -> None:
-        """Refuse to be reachable from elsewhere without a token."""
-        if self.ask is None and not settings.loopback:
+        """Refuse an address that other machines can reach if there is no token."""
+        if self.predict is None and not settings.loopback:
             raise UsageError(
-                f"--host {settings.host} can be reached from elsewhere: set BITFIT_TOKEN (or BITFIT_TOKEN_FILE), "
+                f"--host {settings.host} can be reached from other machines: set BITFIT_TOKEN (or BITFIT_TOKEN_FILE), "
                 "or listen on 127.0.0.1"
             )
 

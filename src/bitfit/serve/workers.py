@@ -1,7 +1,7 @@
 """Model processes: one for each model thread, so that two passes do not wait for one interpreter.
 
-A process is forked from the service and shares the memory of its base. It keeps nothing of a task: what a pass needs
-of its lanes is sent with the pass, so that a task's values exist once, however many processes there are.
+A process is forked from the service and shares the memory of its base. It stores nothing of a task: the lanes of a pass
+are sent with the pass, so that a task's values exist once, however many processes there are.
 
 Service and process exchange pickles. That is safe here and nowhere else: the pipe is anonymous, only the service and
 the process that it forked hold its ends, and each pickle is made by this module from values that were validated before.
@@ -63,7 +63,7 @@ class Worker:
         self._alive = True
 
     def outputs(self, batch: Batch) -> list[Array]:
-        """The same as the host's `outputs`. Residents with whole matrices are too large to send and computed here."""
+        """The same as the host's `outputs`. Dense residents are too large to send, so the host computes them here."""
         sent = [index for index, (resident, _) in enumerate(batch) if not resident.dense]
         computed = None
         if sent and self._alive:
@@ -71,8 +71,8 @@ class Worker:
         if computed is None:
             return self._host.outputs(batch)
         outputs = dict(zip(sent, computed, strict=True))
-        kept = [index for index in range(len(batch)) if index not in outputs]
-        outputs |= zip(kept, self._host.outputs([batch[index] for index in kept]), strict=True)
+        rest = [index for index in range(len(batch)) if index not in outputs]
+        outputs |= zip(rest, self._host.outputs([batch[index] for index in rest]), strict=True)
         return [outputs[index] for index in range(len(batch))]
 
     def close(self) -> None:
