@@ -605,7 +605,7 @@ def test_a_delta_of_one_kind_is_refused_as_another(base, kind, tagged, asked):
         Predictor(Delta(delta.tensors, meta), base)
     wrong = asked if kind != "answering" else tagged.with_suffix(".conllu")
     wrong.touch()
-    with pytest.raises(DataError, match=f"and the delta is for {kind}"):
+    with pytest.raises(DataError, match=f"but the delta is for {kind}"):
         Predictor(delta, base).evaluate(wrong)
 
 

@@ -154,7 +154,7 @@ def test_a_plain_files_delta_submits_with_the_task_said(folders, base, tmp_path,
     assert run([*words, "--data", str(folder)]) == 2
     assert "--task TASK" in capsys.readouterr().err
     assert run([*words, "--data", str(folder), "--task", "mrpc"]) == 0
-    assert "MRPC.tsv (9 rows; the server wants 1,725)" in capsys.readouterr().out
+    assert "MRPC.tsv (9 rows; the server expects 1,725)" in capsys.readouterr().out
     check_submission(tmp_path / "glue" / "MRPC.tsv", 9)
 
 

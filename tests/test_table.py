@@ -169,7 +169,7 @@ def test_the_command_scores_a_pattern(folder, folders, capsys):
         (["--file", "{in}/b.csv", "--workers", "2"], "--workers is for"),
         (["--file", "{in}/none*.csv", "--out", "{tmp}/out"], "no such files"),
         (["--file", "{in}", "--task-column", "task", "--out", "{tmp}/out"], "needs a folder of deltas"),
-        (["--file", "{in}", "--address", "x", "--out", "{tmp}/out"], "--address is for --engine ray"),
+        (["--file", "{in}", "--address", "x", "--out", "{tmp}/out"], "--address is only for --engine ray"),
     ],
 )
 def test_wrong_words_are_refused(folder, folders, words, message, capsys):

@@ -45,16 +45,18 @@ def train(args: argparse.Namespace) -> None:
     require_folder(target)
     several_sizes = isinstance(plan.train_size, Sequence)
     if args.suspects is not None and (several_sizes or not follows_recipe(plan)):
-        raise UsageError("--suspects needs the default recipe on one size: remove --recipe, --lr, --epochs and --batch")
+        raise UsageError(
+            "--suspects needs the default recipe and one --train-size: remove --recipe, --lr, --epochs and --batch"
+        )
     if args.suspects is not None:
         from ..training.explain import Suspect
 
         check_output(args.suspects, Path(args.source))
         require_earlier_output(args.suspects, [entry.name for entry in fields(Suspect)])
     if args.address and args.engine != "ray":
-        raise UsageError("--address is for --engine ray")
+        raise UsageError("--address is only for --engine ray")
     if args.workers and args.engine != "ray":
-        raise UsageError("--workers is for --engine ray")
+        raise UsageError("--workers is only for --engine ray")
     start = sweep if several_sizes else fit
     began = time.monotonic()
     with show.training_bar(quiet=args.json) as watch:
@@ -106,7 +108,7 @@ def default_out(source: str) -> Path:
 def compare(args: argparse.Namespace) -> None:
     from ..study.methods import ComparePlan
 
-    # Made before torch is imported: a wrong option must not cost the seconds that this takes.
+    # Before torch is imported, which takes seconds: a wrong option is reported at once.
     options = {entry.name: getattr(args, entry.name) for entry in fields(ComparePlan) if hasattr(args, entry.name)}
     ComparePlan(**options)
     from ..report.comparison import compare as run
@@ -116,14 +118,14 @@ def compare(args: argparse.Namespace) -> None:
     require_folder(target)
     check_target(target / "compare.html", Path(args.source))
     with suppress(OSError):
-        target.rmdir()  # made by the check; a command that fails before the first step leaves none
+        target.rmdir()  # the check creates it, and a command that fails early must not leave an empty folder
     with show.training_bar(quiet=args.json) as watch:
         more = {"out": target, "watch": watch, "say": show.note, **_checkpoint_seconds()}
-        found: Any = run(args.source, args.base, **options, **more)
+        comparison: Any = run(args.source, args.base, **options, **more)
     if args.json:
-        show_json({**found.json(), "page": str(target / "compare.html")})
+        show_json({**comparison.json(), "page": str(target / "compare.html")})
     else:
-        show.comparison(found, target / "compare.html")
+        show.comparison(comparison, target / "compare.html")
 
 
 def predict(args: argparse.Namespace) -> None:
@@ -131,13 +133,13 @@ def predict(args: argparse.Namespace) -> None:
         _submit(args)
         return
     if bool(args.texts) == (args.file is not None):
-        raise UsageError("predict takes either texts or --file FILE")
+        raise UsageError("pass either texts or --file FILE")
     if args.file is not None and (args.engine == "ray" or args.task_column is not None or is_table(str(args.file))):
         _score(args)
         return
     for option in ("address", "workers", "format"):
         if getattr(args, option) is not None:
-            raise UsageError(f"--{option} is for --engine ray and for the rows of many files")
+            raise UsageError(f"--{option} is only for --engine ray and for many files")
     if args.out is not None:
         check_output(args.out, *(path for path in (args.file, args.delta) if path is not None and path != STANDARD))
     from ..prediction.predictor import Predictor
@@ -176,11 +178,11 @@ def predict(args: argparse.Namespace) -> None:
 def _score(args: argparse.Namespace) -> None:
     """`predict` on the rows of many files, or with a column that names the task."""
     if args.out is None or args.out == STANDARD:
-        raise UsageError("rows of many files are written in parts: name a folder with --out DIR")
+        raise UsageError("the rows of many files are written as several files: pass a folder with --out DIR")
     if args.file == STANDARD:
-        raise UsageError("--engine ray and --task-column need files, not standard input")
+        raise UsageError("--engine ray and --task-column need files; they do not read standard input")
     if args.address and args.engine != "ray":
-        raise UsageError("--address is for --engine ray")
+        raise UsageError("--address is only for --engine ray")
     from ..prediction.table import Engine, Scoring, local, score
     from . import show
 
@@ -193,32 +195,32 @@ def _score(args: argparse.Namespace) -> None:
 
         engine = ray_engine(args.address, args.workers)
     with show.counting_bar("scoring", quiet=args.json) as watch:
-        found = score(scoring, str(args.file), args.out, engine, args.force, watch)
-    for file, why in found.failures.items():
+        scored = score(scoring, str(args.file), args.out, engine, args.force, watch)
+    for file, why in scored.failures.items():
         show.note(f"{file}: {why}")
     if args.json:
-        show_json(asdict(found))
+        show_json(asdict(scored))
     else:
-        show.out.print(_scored(found, args.out), soft_wrap=True)
-    if found.failures:
-        raise DataError(f"{show.counted(len(found.failures), 'file')} could not be read to the end; see above")
+        show.out.print(_summary(scored, args.out), soft_wrap=True)
+    if scored.failures:
+        raise DataError(f"{show.counted(len(scored.failures), 'file')} could not be read to the end; see above")
 
 
-def _scored(found: Any, out: Path) -> str:
-    """What a scoring did, in one line."""
+def _summary(scored: Any, out: Path) -> str:
+    """The result of scoring many files, in one line."""
     from . import show
 
-    text = f"wrote {show.counted(found.rows, 'row')} in {show.counted(found.parts, 'part')} to {out}"
-    if found.kept:
-        text += f"; {show.counted(found.kept, 'part')} {'was' if found.kept == 1 else 'were'} there already"
-    if found.errors:
-        text += f'; {show.counted(found.errors, "row")} without an answer, see the column "error"'
+    text = f"wrote {show.counted(scored.rows, 'row')} in {show.counted(scored.parts, 'part')} to {out}"
+    if scored.kept:
+        text += f"; {show.counted(scored.kept, 'part')} existed already"
+    if scored.errors:
+        text += f'; {show.counted(scored.errors, "row")} without an answer, see the column "error"'
     return text
 
 
 @contextmanager
 def _input(args: argparse.Namespace) -> Iterator[DataFile | None]:
-    """The file of --file; None if texts were given."""
+    """The file of --file; None if the texts are on the command line."""
     if args.file is None:
         yield None
     elif args.file == STANDARD:
@@ -236,7 +238,7 @@ def _named(text: Any) -> dict[str, Any]:
 def _submit(args: argparse.Namespace) -> None:
     """`predict --glue`: the prediction files of the GLUE server."""
     if args.texts or args.out is not None:
-        raise UsageError("--glue DIR writes files of whole test sets: it does not take texts or --out")
+        raise UsageError("--glue DIR predicts entire test sets: remove the texts and --out")
     from ..prediction import glue
     from ..prediction.predictor import Predictor
     from . import show
@@ -247,7 +249,7 @@ def _submit(args: argparse.Namespace) -> None:
         show_json([{"file": str(path), "rows": rows, "expected": wanted} for path, rows, wanted in written])
         return
     for path, rows, wanted in written:
-        doubt = "" if rows == wanted else f"; the server wants {wanted:,}"
+        doubt = "" if rows == wanted else f"; the server expects {wanted:,}"
         show.out.print(f"wrote {path} ({show.counted(rows, 'row')}{doubt})", soft_wrap=True)
 
 
@@ -315,7 +317,7 @@ def inspect(args: argparse.Namespace) -> None:
 
 def export(args: argparse.Namespace) -> None:
     if args.peft and args.fold:
-        raise UsageError("--fold: PEFT adds biases to those of the base and needs them as they are; remove --fold")
+        raise UsageError("--fold: PEFT adds biases to those of the base, so they cannot be folded; remove --fold")
     from ..delta.delta import Delta
     from ..prediction.export import export as write
     from ..prediction.peft_export import export_peft
@@ -336,14 +338,14 @@ def import_(args: argparse.Namespace) -> None:
     from ..prediction.peft_import import import_peft
     from . import show
 
-    found = import_peft(
+    delta = import_peft(
         args.folder, args.base, task=args.task, labels=args.labels, max_length=args.max_length, pairs=args.pairs
     )
-    size = found.save(target)
+    size = delta.save(target)
     if args.json:
-        show_json({"delta": str(target), **contracts.inspection(found, size)})
+        show_json({"delta": str(target), **contracts.inspection(delta, size)})
     else:
-        show.delta(found, size)
+        show.delta(delta, size)
         show.note(f"wrote {target}; score it with: bitfit evaluate {target} DATA")
 
 

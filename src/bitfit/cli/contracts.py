@@ -46,7 +46,7 @@ def training(run: Any, target: Path, seconds: float) -> dict[str, Any]:
 
 
 def _story(story: Any) -> dict[str, Any]:
-    """What the default recipe tried and found."""
+    """What the default recipe tried, and its results."""
     table = asdict(story)
     if story.curve is not None:
         table["curve"]["helps"] = story.curve.helps

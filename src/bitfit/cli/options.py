@@ -52,6 +52,8 @@ SERVE_GROUPS = {
     "limits": ("queue", "deadline", "max_items", "max_text", "max_body", "max_delta"),
 }
 OPERATION = "operation"
+DEFAULTS = "Defaults are in parentheses."
+OF_DELTA = "that of the delta's training"
 EXPECTED: dict[Any, str] = {
     int: values.WHOLE,
     float: values.NUMBER,
@@ -75,7 +77,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 
 def _take_texts(args: argparse.Namespace, words: list[str], more: list[str]) -> list[str]:
-    """Add texts that argparse left over, because they stand after an option or after "--"; return what is no text."""
+    """Add texts that argparse did not take because they follow an option or "--"; returns unknown options."""
     after_dashes = words[words.index("--") + 1 :] if "--" in words else []
     left = [word for word in more if word != "--"]
     wrong = [word for word in left if word.startswith("-") and " " not in word and word not in after_dashes]
@@ -84,12 +86,12 @@ def _take_texts(args: argparse.Namespace, words: list[str], more: list[str]) -> 
 
 
 def parser() -> Parser:
-    """The parser of the whole command line."""
+    """The parser of the command line."""
     top = Parser(prog="bitfit", description="Fine-tune a frozen transformer by changing almost nothing of it.")
     top.add_argument("--version", action="version", version=f"bitfit {__version__}")
     commands = top.add_commands("command", "COMMAND")
     for name, (text, add) in COMMANDS.items():
-        add(commands.add_parser(name, help=text.replace("%", "%%"), description=text))
+        add(commands.add_parser(name, help=text.replace("%", "%%"), description=text, epilog=DEFAULTS))
     return top
 
 
@@ -164,18 +166,20 @@ def _compare(it: Parser) -> None:
     what.add_argument(
         "--methods",
         metavar="NAMES",
-        help="comma-separated: bitfit, b_m2+b_q, layernorm, lora, adapters, diff-pruning, autofreeze, head, full "
-        "(all of these), or selections",
+        help="methods, comma-separated: bitfit, b_m2+b_q, layernorm, lora, adapters, diff-pruning, autofreeze, head, "
+        "full, or selections (all of the named ones)",
     )
     for name, text in (
-        ("seeds", "seeds of each method (3)"),
-        ("rates", "learning rates of each method on the first seed (3, and up to 2 more if the best is at the edge)"),
+        ("seeds", "number of seeds for each method (3)"),
+        ("rates", "number of learning rates tried on the first seed (3, and up to 2 more if the best is at an end)"),
         ("epochs", "passes over the training rows (5; more for few rows)"),
-        ("train-size", "most training rows"),
-        ("max-length", "tokens per text (128; 384 with a question)"),
+        ("train-size", "maximum number of training rows (all)"),
+        ("max-length", "maximum number of tokens per text (128; 384 with a question)"),
     ):
         what.add_argument(f"--{name}", type=values.positive, metavar="N", default=argparse.SUPPRESS, help=text)
-    what.add_argument("--budget", metavar="TIME", help="90s, 10m or 2h: fewer seeds, then rates, then rows to fit it")
+    what.add_argument(
+        "--budget", metavar="TIME", help="90s, 10m or 2h: reduce seeds, then rates, then rows, to stay within this time"
+    )
     data = it.add_argument_group("data")
     data.add_argument("--task", help="a named task, or a kind (recognised)")
     for name in ("text", "text_pair", "label"):
@@ -183,25 +187,26 @@ def _compare(it: Parser) -> None:
         data.add_argument(option, metavar="COLUMN", help=f"{name.replace('_', ' ')} column (recognised)")
     _add_data(data)
     _add_encoding(data)
-    data.add_argument("--separator", metavar="TEXT", help="what stands between several labels of a row (| or ;)")
-    data.add_argument("--metric", help="metric that chooses and is compared (accuracy; spearman for numbers)")
-    data.add_argument("--positive", metavar="LABEL", help="of two classes the one that f1 is about (the rarer)")
+    data.add_argument("--separator", metavar="TEXT", help="text between several labels of a row (| or ;)")
+    data.add_argument("--metric", help="metric that is compared and picks rates (accuracy; spearman for numbers)")
+    data.add_argument("--positive", metavar="LABEL", help="the positive class of two, for f1 (the rarer)")
     run = it.add_argument_group("run")
     run.add_argument("--threads", type=values.positive, metavar="N", help="CPU threads")
     run.add_argument("--device", choices=plan.DEVICES, default="auto", help="where to compute (auto)")
     run.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder of the page and all results (NAME-compare, in this folder)"
+        "--out", type=Path, metavar="DIR", help="folder for the page and all results (NAME-compare, in this folder)"
     )
     _add_json(run)
 
 
 def _predict(it: Parser) -> None:
+    it.usage = "%(prog)s DELTA TEXT ... [options] or %(prog)s DELTA --file FILE [options]"
     _add_delta(it)
     it.add_argument(
         "texts",
         metavar="TEXT",
         nargs="*",
-        help="texts; two each for a delta of text pairs (or of questions: the question and its context)",
+        help="texts; for a delta on pairs, two per input (for questions: the question and its context)",
     )
     it.add_argument(
         "--out",
@@ -210,7 +215,7 @@ def _predict(it: Parser) -> None:
         help="write rows as .csv, .tsv, .jsonl or .parquet; - is standard output",
     )
     _add_force(it)
-    _add_base(it)
+    _add_base(it, OF_DELTA)
     _add_dtype(it)
     _add_json(it)
     file = it.add_argument_group("texts from a file")
@@ -222,18 +227,20 @@ def _predict(it: Parser) -> None:
     _add_columns(file, "text", "text_pair")
     _add_encoding(file)
     _add_long(it)
-    many = it.add_argument_group("rows of many files, written to --out DIR in parts")
-    many.add_argument("--task-column", metavar="COLUMN", help="column with the task of each row; DELTA is a folder")
+    many = it.add_argument_group("rows of many files, written as several files to --out DIR")
+    many.add_argument(
+        "--task-column", metavar="COLUMN", help="column that names the task of each row; DELTA is a folder of deltas"
+    )
     many.add_argument(
         "--format",
         type=values.one_of(PART_FORMATS),
         metavar=values.braces(PART_FORMATS),
-        help="format of the parts (that of the input)",
+        help="format of the files (that of the input)",
     )
     _add_engine(many, "local: in this process; ray: on a pool of Ray workers")
     glue = it.add_argument_group("files for the GLUE server")
     glue.add_argument("--glue", type=Path, metavar="DIR", help="write predictions of the task's test sets to DIR")
-    glue.add_argument("--task", help="the named task, if the delta does not say it")
+    glue.add_argument("--task", help="the named task (that of the delta's training)")
     _add_data(glue)
 
 
@@ -241,7 +248,7 @@ def _add_engine(it: Group, text: str) -> None:
     it.add_argument(
         "--engine", type=values.one_of(ENGINES), metavar=values.braces(ENGINES), default="local", help=f"{text} (local)"
     )
-    it.add_argument("--address", help="of a Ray cluster; without it Ray runs on this machine only")
+    it.add_argument("--address", help="address of a Ray cluster (Ray on this machine only)")
     it.add_argument("--workers", type=values.positive, metavar="N", help="workers of --engine ray (one per core)")
 
 
@@ -258,17 +265,18 @@ def _add_long(it: Group) -> None:
         "--long",
         type=values.one_of(LONG),
         metavar=values.braces(LONG),
-        help="what of a text that is too long is read (as in training)",
+        help="what is read of a text that is too long (as in training)",
     )
 
 
 def _evaluate(it: Parser) -> None:
+    it.usage = "%(prog)s DELTA DATA [options]"
     _add_delta(it)
     it.add_argument("source", metavar="DATA", help="a labelled file, a folder with a test file, or a named task")
-    _add_base(it)
+    _add_base(it, OF_DELTA)
     _add_dtype(it)
     _add_json(it)
-    it.add_argument("--positive", metavar="LABEL", help="of two classes the one that f1 is about (that of training)")
+    it.add_argument("--positive", metavar="LABEL", help="the positive class of two, for f1 (that of training)")
     _add_long(it)
     it.add_argument("--errors", type=Path, metavar="FILE", help="write the rows that are answered wrongly")
     _add_force(it)
@@ -282,13 +290,13 @@ def _evaluate(it: Parser) -> None:
 def _count(it: Parser) -> None:
     it.add_argument("base", metavar="BASE", nargs="?", help="folder, hub id or config.json (the demo base)")
     it.add_argument("--select", default="bias", help="what trains (%(default)s)")
-    it.add_argument("--inject", default=NONE, help="what is added: b_v, lora(W_q, 8), adapter(64) (%(default)s)")
+    it.add_argument("--inject", default=NONE, help="added parameters: b_v, lora(W_q, 8), adapter(64) (%(default)s)")
     it.add_argument(
         "--head",
         default="full",
         type=values.one_of(HEADS),
         metavar=values.braces(HEADS),
-        help="what of the head trains (%(default)s)",
+        help="which parameters of the head train (%(default)s)",
     )
     it.add_argument("--names", action="store_true", help="list the terms with their parameter names")
     _add_json(it)
@@ -305,7 +313,7 @@ def _export(it: Parser) -> None:
     it.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write")
     it.add_argument("--fold", action="store_true", help="merge biases into later ones where that changes no prediction")
     it.add_argument("--peft", action="store_true", help="write a LoRA or bias delta as a PEFT folder instead")
-    _add_base(it)
+    _add_base(it, OF_DELTA)
     _add_dtype(it)
 
 
@@ -314,30 +322,36 @@ def _import(it: Parser) -> None:
         "folder",
         metavar="DIR",
         type=Path,
-        help="a PEFT folder with adapter_model.safetensors, or hf:owner/name of the hub",
+        help="a PEFT folder with adapter_model.safetensors, or hf:owner/name on the hub",
     )
     it.add_argument("--out", type=Path, metavar="FILE", help="the delta file (the name of DIR with .safetensors)")
-    _add_base(it)
+    _add_base(it, "the hub id in DIR")
     _add_json(it)
-    unsaid = it.add_argument_group("what PEFT folders do not say")
-    unsaid.add_argument("--labels", type=values.names, metavar="A,B,...", help="the classes in order (of the base)")
-    unsaid.add_argument("--task", metavar="KIND", help="kind of task, if it is not that of the folder's task type")
+    unsaid = it.add_argument_group("what PEFT does not save")
+    unsaid.add_argument(
+        "--labels", type=values.names, metavar="A,B,...", help="names of the classes, in order (those of the base)"
+    )
+    unsaid.add_argument("--task", metavar="KIND", help="kind of task (that of the folder's task type)")
     unsaid.add_argument("--pairs", action="store_true", help="inputs are two texts")
-    unsaid.add_argument("--max-length", type=values.positive, metavar="N", help="tokens at which texts are cut (512)")
+    unsaid.add_argument(
+        "--max-length", type=values.positive, metavar="N", help="maximum number of tokens per text (512)"
+    )
 
 
 def _push(it: Parser) -> None:
     _add_delta(it)
-    it.add_argument("repository", metavar="OWNER/NAME", help="the repository; made if there is none")
-    it.add_argument("--private", action="store_true", help="make a new repository a private one")
+    it.add_argument("repository", metavar="OWNER/NAME", help="the repository; created if it does not exist")
+    it.add_argument("--private", action="store_true", help="create a new repository as private")
     it.add_argument("--message", metavar="TEXT", help="message of the commit")
     _add_json(it)
 
 
 def _serve(it: Parser) -> None:
     it.usage = "%(prog)s DIR [options]"
-    it.add_argument("folder", metavar="DIR", type=Path, help="the folder; NAME.safetensors is the task NAME")
-    _add_base(it)
+    it.add_argument(
+        "folder", metavar="DIR", type=Path, help="folder of deltas; NAME.safetensors is served as task NAME"
+    )
+    _add_base(it, "that of the first delta in DIR")
     _add_dtype(it)
     groups = {title: it.add_argument_group(title) for title in (*SERVE_GROUPS, OPERATION)}
     for title, field in _grouped(fields(Settings), SERVE_GROUPS, OPERATION):
@@ -354,14 +368,21 @@ def _serve(it: Parser) -> None:
 def _bench_serve(it: Parser) -> None:
     it.add_argument("url", metavar="URL", help="address of the service (token: BITFIT_TOKEN)")
     it.add_argument(
-        "--clients", type=values.whole, metavar="N", default=64, help="connections, one request at a time (%(default)s)"
+        "--clients",
+        type=values.integer,
+        metavar="N",
+        default=64,
+        help="connections, one request at a time (%(default)s)",
     )
-    it.add_argument("--texts", type=values.whole, metavar="N", default=1, help="texts per request (%(default)s)")
+    it.add_argument("--texts", type=values.integer, metavar="N", default=1, help="texts per request (%(default)s)")
     it.add_argument("--seconds", type=values.number, metavar="X", default=10.0, help="duration (%(default)s)")
     it.add_argument(
-        "--rate", type=values.number, metavar="X", help="requests per second over all clients (as fast as answers come)"
+        "--rate",
+        type=values.number,
+        metavar="X",
+        help="requests per second of all clients together (as many as possible)",
     )
-    it.add_argument("--file", type=Path, help="a data file with a text column (a few made-up sentences)")
+    it.add_argument("--file", type=Path, help="a data file with a text column (a few built-in sentences)")
     _add_columns(it, "text")
     _add_json(it)
 
@@ -376,29 +397,29 @@ def _doctor(it: Parser) -> None:
 
 
 COMMANDS: dict[str, tuple[str, Any]] = {
-    "demo": ("real MiniLM weights on real movie reviews: train, compare, use", _demo),
+    "demo": ("train MiniLM on movie reviews with three methods, compare them and use the result", _demo),
     "train": ("train a delta on a labelled file; several rates, batch sizes or seeds make several trials", _train),
     "compare": ("train several methods on a labelled file and compare their scores and costs", _compare),
     "predict": ("answer texts, or every row of a file", _predict),
     "evaluate": ("score a delta on a labelled file: every metric with its 95% interval", _evaluate),
-    "count": ("count parameters by term; encoder, embeddings, pooler and head are listed apart", _count),
+    "count": ("count the parameters of a base, and those that a selection trains, by term", _count),
     "inspect": ("show what a delta is and which terms it changed most", _inspect),
     "export": ("write a plain transformers folder with the delta merged in, and a model card", _export),
     "import": ("read a LoRA or BEFT folder of PEFT as a delta", _import),
-    "push": ("put a delta and a model card on the Hugging Face hub (token: HF_TOKEN)", _push),
+    "push": ("upload a delta and a model card to the Hugging Face hub (token: HF_TOKEN)", _push),
     "study": ("repeat tables and figures of the papers: list, show, run, report", add_study),
     "serve": ("serve a folder of deltas over HTTP (tokens: BITFIT_TOKEN, BITFIT_CHANGE_TOKEN or ..._FILE)", _serve),
     "bench-serve": ("put load on a service; show its throughput and latency", _bench_serve),
-    "tasks": ("list the named tasks and where their data was found", _tasks),
-    "doctor": ("show what is installed and which bases and data were found", _doctor),
+    "tasks": ("list the named tasks and the location of their data", _tasks),
+    "doctor": ("show installed versions, the default base, and which data is available", _doctor),
 }
 
 
 # ---- options of several commands
 
 
-def _add_base(it: Group) -> None:
-    it.add_argument("--base", help="folder or hub id of the frozen base (all-MiniLM-L6-v2 of the demo extra)")
+def _add_base(it: Group, default: str = "all-MiniLM-L6-v2, from the demo extra") -> None:
+    it.add_argument("--base", help=f"folder or hub id of the frozen base ({default})")
 
 
 def _add_dtype(it: Group) -> None:
@@ -406,7 +427,7 @@ def _add_dtype(it: Group) -> None:
         "--dtype",
         type=values.one_of(DTYPES),
         metavar=values.braces(DTYPES),
-        help="type in which the base is stored (that of training)",
+        help="data type in which the base is stored (that of training)",
     )
 
 
@@ -415,7 +436,7 @@ def _add_data(it: Group) -> None:
 
 
 def _add_delta(it: Group) -> None:
-    it.add_argument("delta", metavar="DELTA", type=Path, help="a delta file, or hf:owner/name[@revision] of the hub")
+    it.add_argument("delta", metavar="DELTA", type=Path, help="a delta file, or hf:owner/name[@revision] on the hub")
 
 
 def _add_columns(it: Group, *names: str) -> None:
@@ -425,4 +446,4 @@ def _add_columns(it: Group, *names: str) -> None:
 
 
 def _add_json(it: Group) -> None:
-    it.add_argument("--json", action="store_true", help="print JSON to stdout, everything else to stderr")
+    it.add_argument("--json", action="store_true", help="print JSON to stdout and everything else to stderr")

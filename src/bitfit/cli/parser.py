@@ -20,7 +20,7 @@ class Parser(argparse.ArgumentParser):
         self.commands: dict[str, Parser] = {}
 
     def add_commands(self, dest: str, metavar: str) -> Any:
-        """Make room for commands below this one; `dest` holds the name of the chosen one."""
+        """Add commands below this one; `dest` is the attribute for the name of the chosen command."""
         action = self.add_subparsers(dest=dest, metavar=metavar, required=True, parser_class=Parser)
         self.commands = action.choices
         return action

@@ -38,12 +38,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
 
 
 def percent(value: float) -> str:
-    """A fraction of 1 as the papers print scores: 79.2"""
+    """A fraction of 1 in percent, as the papers print scores: 79.2."""
     return f"{100 * value:.1f}"
 
 
 def size(count: float) -> str:
-    """A number of bytes to read: 114 KB"""
+    """A number of bytes for people: 114 KB."""
     for unit in ("B", "KB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
@@ -52,7 +52,7 @@ def size(count: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration to read: 52 s, 3.1 min"""
+    """A duration for people: 52 s, 3.1 min."""
     return f"{value:.0f} s" if value < 120 else f"{value / 60:.1f} min"
 
 
@@ -172,7 +172,7 @@ def tasks(entries: Sequence[dict[str, Any]]) -> None:
     rows = [(task["name"], task["kind"], task["metric"], _where(task)) for task in entries]
     out.print(table(["task", "kind", "metric", "data"], rows, left=4))
     not_averaged = ", ".join(task["name"] for task in entries if not task["average"])
-    out.print(f"(part): not the whole published split. Not in averages: {not_averaged or 'none'}.")
+    out.print(f"(part): only some rows of the published split. Not in averages: {not_averaged or 'none'}.")
 
 
 def _where(task: dict[str, Any]) -> str:
@@ -210,7 +210,7 @@ def delta(loaded: Any, count: int) -> None:
         facts["inject"] = meta.inject
     facts["trained"] = f"{meta.trained:,} of {meta.total:,}"
     if meta.open_gates is not None:
-        facts["open gates"] = f"{meta.open_gates:.2%} before the largest differences were kept"
+        facts["open gates"] = f"{meta.open_gates:.2%} before the largest differences were chosen"
     facts["file"] = size(count)
     for split, score in scores.items():
         facts[split] = f"{meta.metric} {percent(score.value)}"
@@ -219,17 +219,17 @@ def delta(loaded: Any, count: int) -> None:
     out.print(changemap.terminal(loaded.change, out.width))
 
 
-def comparison(found: Any, page: Path) -> None:
+def comparison(compared: Any, page: Path) -> None:
     """Print a comparison of methods."""
     # Scores and costs are two tables: together they are wider than most terminals.
     for shown, with_notes in ((slice(1, 3), True), (slice(3, None), False)):
-        grid = found.table()
+        grid = compared.table()
         rows = []
         for cells in grid.cells:
             rows.append([cells[0].text, *(cell.plain if with_notes else cell.text for cell in cells[shown])])
         out.print(table([grid.head[0], *grid.head[shown]], rows))
         out.print()
-    out.print(clean(found.advice.text))
-    if found.command is not None:
-        out.print(f"\n  {clean(found.command)}", soft_wrap=True)
+    out.print(clean(compared.advice.text))
+    if compared.command is not None:
+        out.print(f"\n  {clean(compared.command)}", soft_wrap=True)
     out.print(f"\nThe same as a page: {page}", soft_wrap=True)

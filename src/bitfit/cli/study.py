@@ -91,11 +91,11 @@ def report(args: argparse.Namespace) -> Any:
     results = Results(args.results)
     if not args.all:
         if args.name is None:
-            raise UsageError("study report: give the NAME of a study, or --all")
+            raise UsageError("study report: pass the NAME of a study, or --all")
         written = [report.write(load(args.name), results, args.out, args.figures)]
     else:
         if args.name is not None or args.out is not None:
-            raise UsageError("study report --all: no NAME and no --out; every report goes to its folder of --results")
+            raise UsageError("study report --all writes to --results; remove NAME and --out")
         written = [summary.write(results)]
         for name in spec.names():
             if results.manifests(name):
@@ -108,7 +108,7 @@ def report(args: argparse.Namespace) -> Any:
 
 
 def load(name: str) -> Study:
-    """A study whose claims and figures are of known kinds."""
+    """The study of that name; its claims and figures are checked."""
     from ..report import figures, verdicts
 
     study = spec.load(name)
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> Any:
         evals_per_epoch=args.evals_per_epoch, search=args.search,
     )  # fmt: skip
     if args.address and args.engine != "ray":
-        raise UsageError("--address is for --engine ray")
+        raise UsageError("--address is only for --engine ray")
     bases = []
     for base in args.base or study.protocol.bases:
         bases.append(_run_on(study, base, settings, args))
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> Any:
 
 
 def chosen_methods(study: Study, texts: list[str] | None) -> tuple[str, ...] | None:
-    """The values of --methods as names; a text that is a method's name may have commas of its own."""
+    """The values of --methods as names; a value that is the name of a method is not split at its commas."""
     if texts is None:
         return None
     known = {method.name for method in study.methods}
@@ -167,7 +167,7 @@ def _run_on(study: Study, base: str, settings: Settings, args: argparse.Namespac
         trained = runner.run(campaign, _engine(args), command, show.note, meter)
     for name, why in campaign.skipped.items():
         show.note(f"left out: {name}: {why}")
-    show.note(f"{campaign.name}: {trained} trials trained, {len(campaign.keys) - trained} were there already")
+    show.note(f"{campaign.name}: {trained} trials trained, {len(campaign.keys) - trained} had been trained before")
     return {"base": campaign.name, "trained": trained, "trials": len(campaign.keys), "skipped": campaign.skipped}
 
 
@@ -188,7 +188,8 @@ def _forecast(campaign: Any, args: argparse.Namespace) -> dict[str, Any]:
     works = dry_run(campaign)
     pace = speed(campaign.results)
     trials = sum(len(work.trials) for work in works)
-    seconds, memory = sum(work.work for work in works) / pace, max((work.memory for work in works), default=0.0)
+    seconds = sum(work.work for work in works) / pace
+    memory = max((work.memory for work in works), default=0.0)
     if not args.json:
         by_cell: dict[tuple[str, str], list[Any]] = {}
         for work in works:
@@ -222,21 +223,27 @@ def _meter(label: str, quiet: bool) -> Iterator[Callable[[float, float], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(24), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
     with Progress(*columns, console=show.err, transient=True, refresh_per_second=2) as progress:
         bar = progress.add_task(label, total=1.0, left="")
-        began, total_seen, start = time.monotonic(), 0.0, 0.0
+        began = time.monotonic()
+        stage_total = 0.0
+        start = 0.0  # what was done when the stage began
 
         def meter(done: float, total: float) -> None:
-            nonlocal began, total_seen, start
-            if total != total_seen:  # another stage
-                began, total_seen, start = time.monotonic(), total, done
-            took, part = time.monotonic() - began, done - start
-            left = f"{duration(took * (total - done) / part)} left" if part > 0 else ""
+            nonlocal began, stage_total, start
+            if total != stage_total:  # another stage
+                began = time.monotonic()
+                stage_total = total
+                start = done
+            progressed = done - start
+            left = ""
+            if progressed > 0:
+                left = f"{duration((time.monotonic() - began) * (total - done) / progressed)} left"
             progress.update(bar, total=total, completed=done, left=left)
 
         yield meter
 
 
 def duration(seconds: float) -> str:
-    """A long time for people."""
+    """A duration for people: 90 s, 45 min, 12 h, 3 days."""
     for limit, unit, divisor in ((120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
         if seconds < limit:
             return f"{seconds / divisor:.0f} {unit}"
@@ -247,5 +254,5 @@ _ACTIONS = {"list": list_, "show": describe, "run": run, "report": report}
 
 
 def act(args: argparse.Namespace) -> Any:
-    """Run an action; what it returns is for JSON."""
+    """Run an action; returns what --json prints, or None."""
     return _ACTIONS[args.action](args)

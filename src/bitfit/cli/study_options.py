@@ -11,7 +11,7 @@ from .parser import Parser
 
 ENGINES = ("local", "ray")
 FORMATS = ("png", "pdf")
-NAME = "a study of `bitfit study list`, or your own .toml file"
+NAME = "a study of `bitfit study list`, or a .toml file"
 
 
 def add_options(it: Parser) -> None:
@@ -20,16 +20,18 @@ def add_options(it: Parser) -> None:
 
     def action(name: str, text: str) -> Parser:
         made: Parser = actions.add_parser(name, help=text, description=text)
-        made.add_argument("--json", action="store_true", help="print JSON to stdout, everything else to stderr")
+        made.add_argument("--json", action="store_true", help="print JSON to stdout and everything else to stderr")
         if name != "list":
             made.add_argument("name", metavar="NAME", nargs="?" if name == "report" else None, help=NAME)
         return made
 
-    action("list", "the studies, what they cover and what they would cost as the papers did them")
-    action("show", "protocol, published numbers and claims of a study")
-    _add_run(action("run", "run what is missing of a study; the same command goes on after a stop"))
+    action("list", "list the studies, what they cover, and their cost with the papers' settings")
+    action("show", "show protocol, published numbers and claims of a study")
+    _add_run(action("run", "train the missing trials of a study; after an interruption, run the same command again"))
     one = action("report", "write the HTML page and the Markdown of a study, or of all of them with a summary")
-    one.add_argument("--all", action="store_true", help="every study that was run, and RESULTS/summary.html over them")
+    one.add_argument(
+        "--all", action="store_true", help="every study that was run, and a summary (RESULTS/summary.html)"
+    )
     one.add_argument("--figures", type=values.one_of(FORMATS), help="also save the figures for a paper: png or pdf")
     one.add_argument("--out", type=Path, help="folder for report.html and report.md (RESULTS/NAME)")
     _add_results(one)
@@ -57,13 +59,16 @@ def _add_run(it: Parser) -> None:
         default="local",
         help="local: in this process; ray: as Ray tasks",
     )
-    run.add_argument("--address", help="of a Ray cluster; without it Ray runs on this machine only")
+    run.add_argument("--address", help="address of a Ray cluster (Ray on this machine only)")
     run.add_argument(
         "--workers", type=values.positive, metavar="N", help="passes that Ray trains at once (one per core)"
     )
-    run.add_argument("--lanes", type=values.positive, metavar="N", help="most trials trained together")
+    run.add_argument("--lanes", type=values.positive, metavar="N", help="maximum number of trials trained together")
     run.add_argument(
-        "--threads", type=values.positive, metavar="N", help="CPU threads; the same number gives the same bits"
+        "--threads",
+        type=values.positive,
+        metavar="N",
+        help="CPU threads; results are bit-identical for the same number",
     )
     run.add_argument("--dry-run", action="store_true", help="show what would run, its duration and its memory")
     _add_results(run)
@@ -71,7 +76,7 @@ def _add_run(it: Parser) -> None:
 
 def _add_protocol(it: Any) -> None:
     it.add_argument(
-        "--lr", type=values.rates, metavar="X,...", help="paper, auto (what suits the base) or rates, comma-separated"
+        "--lr", type=values.rates, metavar="X,...", help="paper, auto (chosen for the base), or rates, comma-separated"
     )
     it.add_argument("--batch", type=values.positives, metavar="N,...", help="batch sizes, comma-separated")
     it.add_argument(
@@ -81,11 +86,11 @@ def _add_protocol(it: Any) -> None:
         help="try all rates on the first seed only, or on all seeds",
     )
     for name, text in (
-        ("seeds", "seeds per cell"),
+        ("seeds", "number of seeds per cell"),
         ("epochs", "passes over the training rows"),
-        ("train-size", "most training rows"),
-        ("dev-size", "most rows of dev and test that are scored"),
+        ("train-size", "maximum number of training rows"),
+        ("dev-size", "maximum number of rows of dev and of test that are scored"),
         ("evals-per-epoch", "evaluations per epoch"),
-        ("max-length", "tokens per text"),
+        ("max-length", "maximum number of tokens per text"),
     ):
         it.add_argument(f"--{name}", type=values.positive, metavar="N", help=text)

@@ -52,10 +52,6 @@ def _numbers(text: str) -> tuple[float, ...]:
     return tuple(float(item) for item in text.split(","))
 
 
-def _wholes(text: str) -> tuple[int, ...]:
-    return tuple(int(item) for item in text.split(","))
-
-
 def _positives(text: str) -> tuple[int, ...]:
     return tuple(_positive(item) for item in text.split(","))
 
@@ -69,10 +65,9 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-whole = expecting(WHOLE, int)
+integer = expecting(WHOLE, int)
 number = expecting(NUMBER, float)
 positive = expecting("a whole number of at least 1", _positive)
 numbers = expecting("numbers, comma-separated", _numbers)
-wholes = expecting("whole numbers, comma-separated", _wholes)
 positives = expecting("whole numbers of at least 1, comma-separated", _positives)
 rates = expecting("paper, auto, or numbers, comma-separated", _rates)
