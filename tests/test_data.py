@@ -175,12 +175,12 @@ BAD_FILES = {
     "bad encoding after a mark": ("f.csv", b"\xef\xbb\xbfte\xfft\n", r"line 1: byte 0xff at byte 6"),
     "NUL byte": ("f.jsonl", b'{"text": "a"}\n{"text": "a\0"}\n', r"line 2: a NUL byte at byte 12"),
     "too few fields": ("f.csv", "text,label\na,1\nb\n", r"line 3: 2 fields \(text, label\) expected, 1 found"),
-    "too many fields": ("f.csv", "text,label\na, b,1\n", r"line 2: 2 fields .* expected, 3 found.*between quotes"),
+    "too many fields": ("f.csv", "text,label\na, b,1\n", r"line 2: 2 fields .* expected, 3 found.*in quotes"),
     "open quote": ("f.csv", 'text,label\na,1\n"b,1\nc,1\n', r"line 3: unexpected end of data.*close every quote"),
     "text after a quote": ("f.csv", 'text,label\n"b" c,1\n', r"line 2: .*expected after"),
     "old Mac line ends": ("f.csv", "text,label\ra,1\r", r"line 1: a carriage return without a line feed"),
-    "broken JSON": ("f.jsonl", '{"text": "a"}\n{"text": }\n', r"line 2: broken JSON at column 10"),
-    "JSON that is no object": ("f.jsonl", '["a"]\n', r"line 1: a JSON object is needed on every line, this is a list"),
+    "broken JSON": ("f.jsonl", '{"text": "a"}\n{"text": }\n', r"line 2: invalid JSON at column 10"),
+    "JSON that is no object": ("f.jsonl", '["a"]\n', r"line 1: every line must be a JSON object; this one is a list"),
     "half a surrogate": ("f.jsonl", '{"text": "a"}\n{"text": "\\uD800"}\n', r"line 2: half of a surrogate pair"),
     "endless JSON nesting": ("f.jsonl", "[" * 100_000, r"line 1: unusable JSON"),
     "JSON key twice": ("f.jsonl", '{"text": "a", "text": "b"}\n', r"line 1: .*a key occurs twice"),
@@ -402,7 +402,7 @@ def test_many_int_classes_are_a_warning(tmp_path):
 
 def test_a_class_with_one_example_is_kept_in_train(tmp_path):
     dataset = load(labelled(tmp_path / "f.jsonl", ["a"] * 5 + ["b"] * 5 + ["c"]))
-    assert note(dataset, "1 of 3 classes have one example, kept in train: c.")
+    assert note(dataset, "1 of 3 classes have one example, which stays in train: c.")
     assert 11 in dataset.train.lines
 
 
@@ -412,7 +412,7 @@ def test_a_list_is_not_a_label(tmp_path):
 
 
 def test_tokens_are_not_a_text(tmp_path):
-    with pytest.raises(DataError, match='line 1: column "text" holds a list'):
+    with pytest.raises(DataError, match='line 1: column "text" contains a list'):
         load(jsonl(tmp_path / "f.jsonl", [{"text": ["a"], "label": 1}]))
 
 
@@ -693,7 +693,7 @@ def test_a_constant_column_is_no_rival_of_a_numeric_label(tmp_path):
 
 def test_labels_that_differ_by_case_alone_are_noted(tmp_path):
     dataset = loading.load(labelled(tmp_path / "a.jsonl", ["Yes", "yes", "no"] * 10))
-    assert "Yes and yes" in note(dataset, "spelling")
+    assert "Yes and yes" in note(dataset, "differ only in case")
 
 
 # ---------------------------------------------------------------- a file is opened once for its head, once for its rows

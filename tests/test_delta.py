@@ -106,7 +106,7 @@ def rewritten(delta, tensors=None, **meta):
         ({"change": {"b_q": [0.1] * 5000}}, "change: a term has more than 1,000 layers"),
         ({"change": {"b_q": [10**400]}}, "change"),
         ({"change": {"b_q": [1e301]}}, "change: a number is too large"),
-        ({"columns": {}}, 'columns: lacks "text"'),
+        ({"columns": {}}, 'columns: "text" is missing'),
         ({"columns": {"text": 5, "text_pair": None, "label": None}}, "columns.text: must be a text"),
         ({"metrics": {"dev": {}}}, "metrics: the dev score by accuracy is missing"),
         ({"metrics": {"dev": {"accuracy": {}}}}, "metrics.*value"),
@@ -116,7 +116,7 @@ def rewritten(delta, tensors=None, **meta):
         ({"hub": 1}, "hub"),
         ({"max_length": True}, "max_length"),
         ({"trial": 5}, "trial: must be a table or nothing, not a whole number"),
-        ({"trial": {"select": "bias"}}, "trial: lacks"),
+        ({"trial": {"select": "bias"}}, 'trial: "head" is missing'),
         ({"fingerprint": 5}, "fingerprint"),
     ],
 )

@@ -514,8 +514,8 @@ def test_an_installed_package_adds_a_kind(installed, base, csv_file, tmp_path):
     [
         ({"tokens": ["a", "b"], "tags": ["X"]}, "line 2: 2 words but 1 tags"),
         ({"tokens": ["a", ""], "tags": ["X", "X"]}, "line 2: word 2 is empty"),
-        ({"tokens": ["a", 3], "tags": ["X", "X"]}, "line 2: .* holds no list of words"),
-        ({"tokens": ["a"], "tags": "X"}, "line 2: .* holds no list of tags"),
+        ({"tokens": ["a", 3], "tags": ["X", "X"]}, "line 2: .* contains no list of words"),
+        ({"tokens": ["a"], "tags": "X"}, "line 2: .* contains no list of tags"),
     ],
 )
 def test_a_sentence_that_does_not_fit_its_tags_is_named(tmp_path, row, message):
@@ -577,7 +577,7 @@ def test_a_question_without_a_usable_answer_is_counted(tmp_path, answers, messag
     ("text", "message"),
     [
         ("{", "not usable JSON"),
-        ("[1]", "record 1: an object is needed here"),
+        ("[1]", "record 1: expected a JSON object"),
         ('{"a": 1}', "not a list of records"),
         ('{"data": [{}]}', '"paragraphs" is missing'),
     ],

@@ -94,7 +94,7 @@ def test_the_originals_of_squad_are_read_under_their_own_names(tmp_path, no_netw
         (tmp_path / "squad_v1.1_part" / name).write_text(json.dumps({"version": "1.1", "data": [article]}))
     dataset, task = sources.load("squad", folder=tmp_path)
     assert (len(dataset.train), dataset.kind, task.max_length) == (3, "answering", 384)
-    assert any("dev_subset_xquad_en.json is taken as dev; it is only a part" in note for note in dataset.notes)
+    assert any("dev_subset_xquad_en.json is taken as dev; it has only some rows" in note for note in dataset.notes)
 
 
 def test_a_task_without_published_split_gets_a_dev_set(mini, tmp_path):
@@ -125,7 +125,7 @@ def test_a_name_may_be_spelt_with_other_punctuation():
 
 def test_a_partial_split_is_accepted_and_said(mini):
     dataset, _ = sources.load("mnli", folder=mini("mnli", train="train_sample", dev="dev_matched"))
-    assert any("train_sample.jsonl.gz is taken as train; it is only a part" in note for note in dataset.notes)
+    assert any("train_sample.jsonl.gz is taken as train; it has only some rows" in note for note in dataset.notes)
     assert not any("dev_matched" in note for note in dataset.notes)
 
 
@@ -178,7 +178,7 @@ def test_a_delta_refuses_a_named_task_of_another_kind(mini, base):
 
 
 def test_an_unknown_name_suggests_the_right_one():
-    with pytest.raises(DataError, match=r'no named task is called so. Did you mean "cola"'):
+    with pytest.raises(DataError, match=r'nor a named task. Did you mean "cola"'):
         sources.load("colla")
     with pytest.raises(UsageError, match=r'no task "mnlii". Did you mean "mnli"'):
         sources.load("rte", task="mnlii")
@@ -246,7 +246,7 @@ def test_the_hub_is_asked_once_and_then_the_copy_is_read(name, mini, tmp_path, m
 
 def test_a_hub_without_a_known_split_is_an_error(mini, monkeypatch, no_network):
     fake_hub(monkeypatch, {"other": Split(mini_rows(named.known()["rte"], 3))}, [])
-    with pytest.raises(DataError, match=r"--data DIR .*the hub has no split that is known"):
+    with pytest.raises(DataError, match=r"--data DIR .*none of its splits there is known"):
         sources.load("rte")
 
 
@@ -329,13 +329,13 @@ def test_a_users_task_comes_in_by_the_same_door(tmp_path, monkeypatch, mini):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (('metric = "f1"', ""), 'task mine: lacks "metric"'),
+        (('metric = "f1"', ""), 'task mine: "metric" is missing'),
         (('"f1"', "3"), "metric: must be a text, not a whole number"),
         (("metric", "metrik"), 'no entry "metrik". Did you mean "metric"'),
         (('"classification"', '"klassification"'), 'no kind "klassification". Did you mean "classification"'),
-        (('label = ["label"]', "tag = []"), 'columns: lacks "label"'),
+        (('label = ["label"]', "tag = []"), 'columns: "label" is missing'),
         (('id = "x/y"', 'ids = "x/y"'), 'hub: no entry "ids". Did you mean "id"'),
-        (('"f1"', '"f1"\nanswers = ["one"]'), "answers: must be as many as labels"),
+        (('"f1"', '"f1"\nanswers = ["one"]'), "answers: there must be one for each label"),
         (('"f1"', '"f1"\nglue = [{split = "tset", file = "f.tsv", rows = 1}]'), 'glue: no split "tset"'),
         (("[mine]", "[mine"), "not a TOML file"),
     ],

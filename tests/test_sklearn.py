@@ -222,7 +222,7 @@ def test_a_saved_delta_is_loaded(folder, rows, tmp_path):
 
 
 def test_a_loaded_base_is_refused(base, rows):
-    with pytest.raises(TypeError, match="give a folder or a hub id"):
+    with pytest.raises(TypeError, match="pass a folder or a hub id"):
         BitFitClassifier(base).fit(*rows)
 
 

@@ -127,7 +127,7 @@ rates = [1e-3]
         (('select = "bias"', 'select = "bais"'), 'mine.toml: methods[0]: select = \'bais\':'),
         (('rates = [1e-3]', 'rates = "1e-3"'), "mine.toml: methods[0].rates: must be a list, not a text"),
         (('rates = [1e-3]', 'rates = [1e-3]\nrats = 1'), 'methods[0]: no entry "rats". Did you mean "rates"?'),
-        (('title = "t"\n', ""), 'mine.toml: lacks "title"'),
+        (('title = "t"\n', ""), 'mine.toml: "title" is missing'),
         (('bases = ["b"]', 'bases = ["b"]\nepochs = 0'), "mine.toml: protocol: epochs = 0: must be a whole number"),
         (('title = "t"', "title = t"), "mine.toml: not TOML"),
         (('tasks = ["rte"]', 'tasks = ["rte", "rte"]'), 'mine.toml: tasks: "rte" occurs twice'),

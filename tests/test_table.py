@@ -92,7 +92,7 @@ def test_one_bad_row_does_not_lose_its_file(folder, folders):
     assert rows[1]["error"].startswith("3 fields (key, text, task) expected, 2 found")
     lines = [json.loads(line) for line in (folder / "out" / "c-00000.jsonl").read_text().splitlines()]
     assert [line["error"] is None for line in lines] == [True, False, True]
-    assert "broken JSON" in lines[1]["error"]
+    assert "invalid JSON" in lines[1]["error"]
     assert found.errors == 2
     assert not found.failures
 

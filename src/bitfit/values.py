@@ -76,7 +76,7 @@ def _in_words(message: str) -> str:
     text, _, path = message.partition(" - at ")
     missing = re.fullmatch(r"Object missing required field `(.*)`", text)
     if missing:
-        text = f'lacks "{missing[1]}"'
+        text = f'"{missing[1]}" is missing'
     expected = re.fullmatch(r"Expected `(.*)`, got `(.*)`", text)
     if expected:
         wanted = " or ".join(_NAMES.get(name, name) for name in expected[1].split(" | "))

@@ -69,11 +69,11 @@ class Sample:
         return list(seen)
 
     def column(self, name: str) -> list[object]:
-        """The values of a column; None where a row lacks it."""
+        """The values of a column; None for a row without it."""
         return [row.values.get(name) for row in self.rows]
 
     def check(self, columns: Sequence[str | None]) -> None:
-        """Refuse a column that the file lacks, or one that is named twice."""
+        """Refuse a column that the file does not have, or that is named twice."""
         wanted = [name for name in columns if name is not None]
         for name in wanted:
             if name not in self.names:

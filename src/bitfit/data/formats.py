@@ -21,14 +21,14 @@ from .source import DataFile, Records, RowSource, StrPath, extension, source_of
 
 # A quote that is never closed would otherwise pull the rest of a file of any size into one cell.
 CELL_LIMIT = 1 << 26
-UNITS = {".parquet": "row", ".json": "record"}  # what a record is counted by, where it is not its line
+UNITS = {".parquet": "row", ".json": "record"}  # how errors count records, in formats without lines
 SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
 JSON_ARRAY = ".json array"
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 
 
 class Broken(dict[str, object]):
-    """The values of a record that could not be read: none. It stands in its place in files that are read tolerantly."""
+    """The empty values of a record that cannot be read, in files that are read tolerantly; `message` says why."""
 
     def __init__(self, message: str) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def _memory_rows(records: Records) -> Iterator[Row]:
 def existing(path: Path) -> Path:
     """The path; DataError if it is not a file of a known format."""
     if path.is_dir():
-        raise DataError(f"{path} is a folder where a file is needed.")
+        raise DataError(f"{path} is a folder; pass a file.")
     if not path.exists():
         similar = _similar_file(path)
         raise DataError(f"{path} does not exist." + (f' Did you mean "{similar}"?' if similar else ""))
@@ -100,10 +100,11 @@ def _broken(error: DataError, path: DataFile, line: int) -> Row:
     """A row for a record that cannot be read, if the file is read tolerantly; else the error is raised."""
     if not path.tolerant:
         raise error
-    return Row(line, Broken(_without_place(error)))
+    return Row(line, Broken(_without_line(error)))
 
 
-def _without_place(error: DataError) -> str:
+def _without_line(error: DataError) -> str:
+    """The message of an error without the file and the line at its beginning."""
     return str(error).partition(": ")[2] or str(error)
 
 
@@ -164,12 +165,12 @@ def _unquoted(field: str) -> str:
 def _quoting_problem(error: str) -> str:
     if error.startswith("new-line character"):
         return "a carriage return without a line feed; save the file with ordinary line ends."
-    return f"{error}; put a text with quotes between quotes and double those inside, and close every quote."
+    return f"{error}; enclose a text with quotes in quotes, double the quotes inside it, and close every quote."
 
 
 def _wrong_field_count(count: int, header: Sequence[str], delimiter: str) -> str:
     expected = f"{len(header)} fields ({', '.join(header)}) expected, {count} found"
-    return f"{expected}; put a text that contains {delimiter!r} between quotes."
+    return f"{expected}; enclose a text that contains {delimiter!r} in quotes."
 
 
 def _unique(path: DataFile, names: list[str]) -> list[str]:
@@ -198,14 +199,14 @@ def _json_object(path: DataFile, line: int, text: str) -> dict[str, object]:
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise fault(
-            path, line, f"broken JSON at column {error.colno}: {error.msg}; one object per line is needed."
+            path, line, f"invalid JSON at column {error.colno}: {error.msg}; every line must be one JSON object."
         ) from error
     except UnicodeEncodeError as error:
         raise fault(path, line, "half of a surrogate pair (\\ud800 to \\udfff) is not text.") from error
     except (ValueError, RecursionError) as error:
         raise fault(path, line, f"unusable JSON: {error}.") from error
     if not isinstance(value, dict):
-        raise fault(path, line, f"a JSON object is needed on every line, this is a {type(value).__name__}.")
+        raise fault(path, line, f"every line must be a JSON object; this one is a {type(value).__name__}.")
     return value
 
 
@@ -290,7 +291,7 @@ def _conll_rows(path: DataFile) -> Iterator[Row]:
 
 def _conll_columns(path: DataFile, line: int, count: int) -> list[str]:
     if count < 2:
-        raise fault(path, line, "a word and its tag between spaces expected, as in CoNLL-2003; texts go in a CSV file.")
+        raise fault(path, line, "expected a word, a space and its tag, as in CoNLL-2003; save texts as a CSV file.")
     if count == 4:
         return ["tokens", "pos", "chunk", "tags"]
     return ["tokens", *(f"column{i}" for i in range(2, count)), "tags"]
@@ -337,7 +338,7 @@ def _members(path: DataFile, number: int, holder: object, name: str) -> list[Any
 
 def _table(path: DataFile, number: int, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise fault(path, number, f"an object is needed here, this is a {type(value).__name__}.")
+        raise fault(path, number, f"expected a JSON object, not a {type(value).__name__}.")
     return value
 
 

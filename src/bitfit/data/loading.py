@@ -47,7 +47,7 @@ def stream_texts(
 
 
 def stream_rows(source: RowSource, columns: Columns, kind: Kind) -> Iterator[tuple[int, Any, str | None]]:
-    """The same of a source whose columns are known."""
+    """The same as `stream_texts` for a source whose columns are known already."""
     return reader_of(kind).stream(source, columns)
 
 
@@ -162,12 +162,14 @@ class Published:
         return Dataset(train, dev, test, self.kind, self.labels, self.columns, tuple(notes), more, split_off)
 
     def unsplit(self) -> Dataset:
-        """The rows as the files hold them: without a dev file dev is empty, and `held_out` says so."""
+        """The rows as in the files. Without a dev file, dev is empty and `held_out` is set."""
         dev, dev_notes = self.dev
         test, test_notes = self.test
         notes = (*self.notes, *self.train_notes, *dev_notes, *test_notes, *self._doubts())
-        kept = self.train.take([]) if dev is None else dev
-        return Dataset(self.train, kept, test, self.kind, self.labels, self.columns, notes, held_out=dev is None)
+        dev_or_empty = self.train.take([]) if dev is None else dev
+        return Dataset(
+            self.train, dev_or_empty, test, self.kind, self.labels, self.columns, notes, held_out=dev is None
+        )
 
     def _doubts(self) -> list[str]:
         """Notes on labels that look wrong and on how the files were decoded."""
@@ -306,7 +308,7 @@ def find_files(source: StrPath | RowSource, encoding: str | None = None) -> tupl
 
 
 def _only_named(files: Mapping[str, list[Path]], role: str) -> Path | None:
-    """The only file with the role as a part of its name, as in en_ewt-ud-dev or dev-v1.1; None if there are several."""
+    """The only file whose name contains the role, as in en_ewt-ud-dev or dev-v1.1; None if there are several."""
     matches: list[Path] = []
     for name, same_stem in files.items():
         if role in re.split(r"[-_.]", name):
@@ -332,7 +334,7 @@ def one_of(files: Mapping[str, list[Path]], names: Sequence[str]) -> Path | None
     """The file with the first of these stems that exists; None if none does. DataError if two have the same stem."""
     matches = next((files[name] for name in names if name in files), [])
     if len(matches) > 1:
-        raise DataError(f"{matches[0]} and {matches[1].name} hold the same split of the data; remove one of them.")
+        raise DataError(f"{matches[0]} and {matches[1].name} are the same split of the data; remove one of them.")
     return matches[0] if matches else None
 
 

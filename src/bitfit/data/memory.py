@@ -58,10 +58,11 @@ def files_of(data: object) -> Files:
     for name, rows in splits.items():
         role = _role(name)
         if role in by_role:
-            raise DataError(f"two splits of the data are {role}: rename or remove one")
+            raise DataError(f"two splits of the data mean {role}: rename or remove one")
         by_role[role] = records_of(rows, name)
     if "train" not in by_role:
-        raise TypeError(f"data by split needs a split train, and has {', '.join(splits) or 'none'}; give {ACCEPTED}")
+        names = ", ".join(splits) or "none"
+        raise TypeError(f"data by split must have a split train; it has {names}; pass {ACCEPTED}")
     more = {name: records for name, records in by_role.items() if name not in ROLES}
     return Files(by_role["train"], by_role.get("dev"), by_role.get("test"), more)
 
@@ -102,7 +103,9 @@ def records_of(data: object, name: str = "the data") -> Records:
     elif isinstance(data, tuple) and len(data) == 2:
         rows = _labelled_texts(*data)
     if rows is None:
-        raise TypeError(f"data of type {type(data).__module__}.{type(data).__qualname__} is not known; give {ACCEPTED}")
+        raise TypeError(
+            f"data of type {type(data).__module__}.{type(data).__qualname__} is not supported; pass {ACCEPTED}"
+        )
     if not rows:
         raise DataError(f"{name} has no rows.")
     return Records(rows, name)
@@ -148,7 +151,7 @@ def _labelled_texts(texts: object, labels: object) -> list[Mapping[str, object]]
     items = _column(texts, "texts")
     answers = _column(labels, "labels")
     if len(items) != len(answers):
-        raise DataError(f"{len(items):,} texts and {len(answers):,} labels: there must be as many of both")
+        raise DataError(f"{len(items):,} texts and {len(answers):,} labels: the numbers must be equal")
     rows: list[Mapping[str, object]] = []
     for text, label in zip(items, answers, strict=True):
         if isinstance(text, tuple):
@@ -166,7 +169,7 @@ def _labelled_texts(texts: object, labels: object) -> list[Mapping[str, object]]
 
 def _column(values: object, what: str) -> list[Any]:
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__") or not hasattr(values, "__iter__"):
-        raise TypeError(f"{what} of type {type(values).__name__}, where a list is needed; give {ACCEPTED}")
+        raise TypeError(f"{what} must be a list, not {type(values).__name__}; pass {ACCEPTED}")
     return [_plain(value) for value in values]
 
 

@@ -46,7 +46,7 @@ class GlueFile:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedTask:
-    """A task as its file describes it; named.toml says what each entry means."""
+    """A task as its file describes it; named.toml explains the entries."""
 
     name: str
     about: str
@@ -68,9 +68,9 @@ class NamedTask:
             raise ValueError(f'no kind "{self.kind}".{suggest(self.kind, READERS)}')
         for role in ("text", "label"):
             if not self.columns.get(role):
-                raise ValueError(f'columns: lacks "{role}"')
+                raise ValueError(f'columns: "{role}" is missing')
         if self.answers and len(self.answers) != len(self.labels):
-            raise ValueError("answers: must be as many as labels")
+            raise ValueError("answers: there must be one for each label")
         for file in self.glue:
             if file.split not in {**ROLES, **self.splits}:
                 raise ValueError(f'glue: no split "{file.split}" in splits')
@@ -116,7 +116,7 @@ def only_task(path: Path) -> NamedTask:
     """The one task of a file."""
     tasks = list(read(path).values())
     if len(tasks) != 1:
-        raise UsageError(f"{path}: {len(tasks)} tasks where one is needed; set BITFIT_TASKS={path} and use their names")
+        raise UsageError(f"{path}: contains {len(tasks)} tasks, not one; set BITFIT_TASKS={path} and use their names")
     return tasks[0]
 
 

@@ -35,11 +35,11 @@ class TaskFolder:
     files: Mapping[str, Path]
 
     def notes(self, task: NamedTask) -> list[str]:
-        """A note on the folder, and one on every file that holds only a part of the published split."""
+        """A note on the folder, and one on every file that has only some rows of the published split."""
         notes = [f"{task.name} is read from {self.folder}."]
         for split, file in self.files.items():
             if loading.stem(file) in task.partial:
-                notes.append(f"{file.name} is taken as {split}; it is only a part of the published split.")
+                notes.append(f"{file.name} is taken as {split}; it has only some rows of the published split.")
         return notes
 
 
@@ -70,14 +70,14 @@ def path_or_task(source: StrPath) -> tuple[Path | None, NamedTask | None, list[s
     task = named.find(text) if path.name == text else None
     if path.exists() and task is not None:
         hint = f"--task {task.name} reads it as that task"
-        return path, None, [f"{text} is taken as the path here, not as the named task; {hint}."]
+        return path, None, [f"{text} is read as a path, not as the named task; {hint}."]
     if path.exists():
         return path, None, []
     if task is not None:
         return None, task, []
     if path.parent == Path() and not path.suffix:
         known = suggest(text, named.known())
-        raise DataError(f"{text} does not exist here, and no named task is called so.{known}")
+        raise DataError(f"{text} is neither an existing file nor a named task.{known}")
     return path, None, []
 
 
@@ -204,7 +204,7 @@ def _in_folder(
 ) -> tuple[RowSource, None, list[str]]:
     if not path.is_dir():
         if split is not None:
-            raise UsageError(f"--split {split}: {path} is a file; a split is of a folder or a named task")
+            raise UsageError(f"--split {split}: {path} is a file; only folders and named tasks have splits")
         return DataFile(path, encoding), None, notes
     files, _ = loading.find_files(path, encoding)
     if split is None:
@@ -297,11 +297,11 @@ def _entry(task: NamedTask, task_folder: TaskFolder | None) -> dict[str, Any]:
 
 
 def _fetch(task: NamedTask, target: Path) -> None:
-    """Copy the task's splits from the hub into a folder of the cache, all or nothing."""
+    """Copy the task's splits from the hub into a folder of the cache, atomically."""
     known = set(chain.from_iterable(task.splits.values()))
     splits = {split: rows for split, rows in _from_hub(task).items() if split in known}
     if not splits:
-        raise _no_data(task, "the hub has no split that is known")
+        raise _no_data(task, "none of its splits there is known")
     target.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=target, prefix=f".{task.name}."))
     try:
@@ -342,7 +342,7 @@ def _from_hub(task: NamedTask) -> Mapping[str, Any]:
 def _no_data(task: NamedTask, reason: str) -> DataError:
     locally = f"put it at DIR/{task.name}/train.jsonl and dev.jsonl and pass --data DIR or set BITFIT_DATA=DIR"
     hub = f" ({task.hub.id})" if task.hub else ""
-    return DataError(f"no data of {task.name}: {locally}, or from the hub{hub}: {reason}")
+    return DataError(f"no data of {task.name}: {locally}; it cannot be loaded from the hub{hub}: {reason}")
 
 
 def _plain_rows(split: Any) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,7 @@ from ..training.plan import Plan
 from ..training.run import train
 from .inputs import Inputs, sentences_of, tags_of, texts_of
 
-BASES = 2  # loaded bases that a process keeps
+BASES = 2  # loaded bases that a process caches
 PAIR_COLUMNS = ("text", "text_pair")
 _loading = Lock()
 
@@ -37,7 +37,7 @@ _loading = Lock()
 def host_of(base: str | os.PathLike[str] | None) -> Host:
     """The host of a base, which is loaded once in a process, however many estimators name it."""
     if base is not None and not isinstance(base, str | os.PathLike):
-        raise TypeError(f"base={base!r}: give a folder or a hub id, so that clones and pickles need not carry weights")
+        raise TypeError(f"base={base!r}: pass a folder or a hub id, so that clones and pickles contain no weights")
     source, _ = locate(base)
     with _loading:
         return _load_host(source)
@@ -117,28 +117,28 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def save(self, path: str | Path) -> int:
-        """Write the trained delta to a file; its size in bytes."""
+        """Write the trained delta to a file; returns its size in bytes."""
         check_is_fitted(self)
         return self.delta_.save(path)
 
     @classmethod
     def _loaded(cls, path: str | Path, base: str | os.PathLike[str] | None) -> Self:
-        """A fitted estimator of a delta's file."""
+        """A fitted estimator from the file of a delta."""
         delta = Delta.load(path)
         if delta.meta.task != cls._kind:
-            raise ValueError(f"{path} is a delta for {delta.meta.task}, and {cls.__name__} is for {cls._kind}")
+            raise ValueError(f"{path} is a delta for {delta.meta.task}, but {cls.__name__} is for {cls._kind}")
         estimator = cls(base)
         estimator.delta_ = delta
         return estimator
 
     def _train(self, examples: Examples, labels: tuple[str, ...], columns: Columns) -> None:
-        """Train on the examples; a part of them is held out to choose by."""
-        own = self.get_params(deep=False)
-        plan = Plan(**{entry.name: own[entry.name] for entry in fields(Plan) if entry.name in own})
+        """Train on the examples; some of them are held out, to choose settings by."""
+        parameters = self.get_params(deep=False)
+        plan = Plan(**{entry.name: parameters[entry.name] for entry in fields(Plan) if entry.name in parameters})
         rest, held = split(examples, self._kind, self.data_seed)
         if not held:
-            what = f"n_samples={len(examples)}, hardly any of them different"
-            raise ValueError(f"{what}: too few samples to hold some out; every class needs two different texts")
+            what = f"n_samples={len(examples)} with too few different texts"
+            raise ValueError(f"{what} to hold some out; every class needs at least two different texts")
         dataset = Dataset(
             train=examples.take(rest),
             dev=examples.take(held),
@@ -159,7 +159,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         host = host_of(self.delta_.meta.base if self.base is None else self.base)
         self.delta_.check(host.base)
-        # Not folded, as `bitfit.predict` does: the answers are then exactly those of the training.
+        # Not folded, as in `bitfit.predict`, so that the answers are exactly those of the training.
         return host, host.admit(self.delta_, fold=False)
 
 
@@ -174,7 +174,7 @@ class _TextEstimator(_Estimator):
         self._train(Examples(inputs.texts, inputs.pairs, labels, list(range(len(labels)))), names, columns)
 
     def _inputs(self, X: object, fitting: bool = False) -> Inputs:
-        """The texts or pairs; `fitting` remembers what `predict` then asks for: one or two columns, and their names."""
+        """The texts or pairs. With `fitting`, their number of columns and the names are stored for `predict`."""
         inputs = texts_of(X)
         if not fitting:
             self._check_width(inputs.width)
@@ -189,10 +189,10 @@ class _TextEstimator(_Estimator):
     def _check_width(self, width: int) -> None:
         if width != self.n_features_in_:
             what = f"X has {width} features, but {type(self).__name__} is expecting {self.n_features_in_}"
-            raise ValueError(f"{what} features as input: texts or pairs, as it was fitted on")
+            raise ValueError(f"{what} features as input: single texts or pairs, as in fit")
 
     def _outputs(self, X: object) -> tuple[Task, Array]:
-        """The task and the head's numbers for each row."""
+        """The task, and the outputs of the head for each row."""
         check_is_fitted(self)
         inputs = self._inputs(X)
         host, resident = self._resident()
@@ -206,18 +206,18 @@ class _TextEstimator(_Estimator):
 class BitFitClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
     """A classifier of texts or pairs of texts that trains the bias terms of a frozen transformer.
 
-    The parameters are those of `bitfit.train`: with none given, the default recipe tries the head alone and several
-    rates on held-out rows and trains the best on all rows. `base` is a folder or a hub id; a process loads it once,
+    The parameters are those of `bitfit.train`. By default, the recipe tries the head alone and several rates on
+    held-out rows and trains the best on all rows. `base` is a folder or a hub id; a process loads it once,
     and neither clones nor pickles contain it. `fit` and `predict` take a list, array or Series of texts, a frame of
     one column, or pairs as tuples or as a frame of two columns.
 
     After `fit`: `classes_`, `delta_` (a bitfit.Delta), `n_features_in_` (1, or 2 for pairs), and `feature_names_in_`
     for frames.
 
-    scikit-learn's estimator checks know numbers only; by its tags the estimator says that it takes texts, and few of
-    them run. On a subclass that writes numbers as words all of them pass but check_methods_subset_invariance: answers
-    are sums of float32 numbers, which depend on the batch in the 6th digit, where the check asks for 7. (The subclass
-    has the tag `poor_score`: numbers written as words are no task for a model of language.)
+    scikit-learn's estimator checks use numbers. The estimator's tags say that it takes texts, so few checks run. On a
+    subclass that writes numbers as words, all of them pass except check_methods_subset_invariance: outputs are sums of
+    float32 numbers, whose 6th digit depends on the batch, and the check compares 7. (The subclass has the tag
+    `poor_score`, because a language model does not learn from numbers that are written as words.)
     """
 
     _kind = "classification"
@@ -253,7 +253,7 @@ class BitFitClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
     def load(
         cls, path: str | Path, base: str | os.PathLike[str] | None = None, classes: Sequence[Any] | None = None
     ) -> Self:
-        """A fitted classifier of a delta's file; `base` is only needed if the delta names no base that is at hand.
+        """A fitted classifier of a delta's file; `base` is needed only if the delta's base was a folder.
 
         `classes` are the values that stand for the delta's labels, in their order; without it the labels, as texts.
         """
@@ -290,7 +290,7 @@ class BitFitRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
 
     @classmethod
     def load(cls, path: str | Path, base: str | os.PathLike[str] | None = None) -> Self:
-        """A fitted regressor of a delta's file; `base` is only needed if the delta names no base that is at hand."""
+        """A fitted regressor of a delta's file; `base` is needed only if the delta's base was a folder."""
         estimator = cls._loaded(path, base)
         estimator.n_features_in_ = 2 if estimator.delta_.meta.pairs else 1
         return estimator
@@ -314,8 +314,8 @@ class BitFitTagger(_Estimator):
         if len(names) < 2:
             raise ValueError("there are fewer than two different tags")
         labels = _tag_numbers(tags, names)
-        kept = [number for number, words in enumerate(sentences) if words]
-        examples = Examples(sentences, None, labels, list(range(len(labels)))).take(kept)
+        not_empty = [number for number, words in enumerate(sentences) if words]
+        examples = Examples(sentences, None, labels, list(range(len(labels)))).take(not_empty)
         self._train(examples, names, Columns("tokens", None, "tags"))
         self.classes_ = np.array(names)
         return self
@@ -349,7 +349,7 @@ class BitFitTagger(_Estimator):
 
     @classmethod
     def load(cls, path: str | Path, base: str | os.PathLike[str] | None = None) -> Self:
-        """A fitted tagger of a delta's file; `base` is only needed if the delta names no base that is at hand."""
+        """A fitted tagger of a delta's file; `base` is needed only if the delta's base was a folder."""
         estimator = cls._loaded(path, base)
         estimator.classes_ = np.array(estimator.delta_.labels)
         return estimator

@@ -34,10 +34,10 @@ def texts_of(X: object) -> Inputs:
     """Texts or pairs; TypeError or ValueError for anything else."""
     table = _table(X)
     if not len(table):
-        raise ValueError("Found array with 0 sample(s); give at least one text.")
+        raise ValueError("Found array with 0 sample(s); pass at least one text.")
     for value in table.flat:
         if not isinstance(value, str):
-            raise TypeError(f"a text of type {type(value).__name__}; give {TEXTS}")
+            raise TypeError(f"a text of type {type(value).__name__}; pass {TEXTS}")
     columns = [column.tolist() for column in table.T]
     return Inputs(columns[0], columns[1] if len(columns) == 2 else None, _names(X))
 
@@ -45,14 +45,14 @@ def texts_of(X: object) -> Inputs:
 def _table(X: object) -> Any:
     """The cells in one or two columns."""
     if isinstance(X, str | bytes):
-        raise TypeError(f"a single text; give {TEXTS}")
+        raise TypeError(f"a single text; pass {TEXTS}")
     if isinstance(X, Iterable) and not hasattr(X, "__len__"):
         X = list(X)
     table = np.asarray(X, dtype=object)
     if table.ndim == 1:
         table = table[:, None]
     if table.ndim != 2 or table.shape[1] not in (1, 2):
-        raise ValueError(f"an input of shape {table.shape}; give {TEXTS}")
+        raise ValueError(f"an input of shape {table.shape}; pass {TEXTS}")
     return table
 
 
@@ -65,15 +65,15 @@ def _names(X: Any) -> tuple[str, ...] | None:
 
 def sentences_of(X: object) -> list[tuple[str, ...]]:
     """Sentences as words; a sentence that is a text is split into words."""
-    found = []
+    sentences = []
     for sentence in _rows(X, "sentences"):
         words = split_words(sentence) if isinstance(sentence, str) else tuple(_rows(sentence, "words"))
         if not all(isinstance(word, str) for word in words):
             raise TypeError("a word that is not a string; a sentence is a list of words, or a text")
-        found.append(words)
-    if not found:
-        raise ValueError("Found array with 0 sample(s); give at least one sentence.")
-    return found
+        sentences.append(words)
+    if not sentences:
+        raise ValueError("Found array with 0 sample(s); pass at least one sentence.")
+    return sentences
 
 
 def tags_of(y: object, sentences: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
@@ -89,5 +89,5 @@ def tags_of(y: object, sentences: Sequence[Sequence[str]]) -> list[tuple[str, ..
 
 def _rows(values: object, what: str) -> Iterable[Any]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise TypeError(f"{type(values).__name__}, where a list of {what} is needed")
+        raise TypeError(f"expected a list of {what}, not {type(values).__name__}")
     return values

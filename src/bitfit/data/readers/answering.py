@@ -38,7 +38,7 @@ class Questions(Reader):
     def find_columns(
         self, sample: Sample, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
     ) -> Columns:
-        """The columns of question, context and answers: the given ones, else those with well-known names."""
+        """The columns of question, context and answers: the named ones, else those with well-known names."""
         names = sample.names
         sample.check((text, text_pair, label))
         question = text or first_known(QUESTION, names)
@@ -46,7 +46,8 @@ class Questions(Reader):
         if question is None or context is None:
             option = "--text with the question" if question is None else "--text-pair with the context"
             known = ", ".join(names[:20])
-            raise DataError(f"{sample.path}: cannot tell question and context; pass {option}, one of: {known}.")
+            what = "question" if question is None else "context"
+            raise DataError(f"{sample.path}: no column is known as the {what}; pass {option}, one of: {known}.")
         return Columns(question, context, label or first_known(ANSWERS, names))
 
     def read(self, sample: Sample, columns: Columns) -> Table:
@@ -92,7 +93,7 @@ def _texts(
     for name, value in ((columns.text, question), (columns.text_pair, context)):
         if not isinstance(value, str) or not (empty or value.strip()):
             record = f"id {values['id']}: " if "id" in values else ""
-            raise fault(path, line, f'{record}column "{name}" holds no text.')
+            raise fault(path, line, f'{record}column "{name}" contains no text.')
     return str(question), str(context)
 
 
@@ -115,7 +116,7 @@ def _answer(path: RowSource, line: int, item: object) -> WrittenAnswer:
     if isinstance(item, dict):
         text, start = item.get("text"), item.get("answer_start")
     if not isinstance(text, str) or isinstance(start, bool) or not isinstance(start, int | None):
-        raise fault(path, line, "an answer needs a text and, if any, a whole number as answer_start.")
+        raise fault(path, line, "an answer must have a text; its answer_start, if it has one, must be a whole number.")
     return text, start
 
 

@@ -96,7 +96,7 @@ class LabelSets(TextReader):
 
 
 def label_set(path: RowSource, line: int, cell: object, separator: str | None = None) -> tuple[str, ...]:
-    """The labels of a cell: a list, or names between separators (| or ; if none is given)."""
+    """The labels of a cell: a list, or names between separators (by default | and ;)."""
     if isinstance(cell, list | tuple):
         labels: Sequence[object] = cell
     elif separator is None:
@@ -104,7 +104,7 @@ def label_set(path: RowSource, line: int, cell: object, separator: str | None = 
     else:
         labels = str(cell).split(separator)
     if not all(isinstance(label, str | int) for label in labels):
-        raise fault(path, line, "a list of labels holds something that is neither a text nor a whole number.")
+        raise fault(path, line, "a list of labels contains a value that is neither a text nor a whole number.")
     names = (str(label).strip() for label in labels)
     return tuple(dict.fromkeys(name for name in names if name))
 
@@ -115,7 +115,7 @@ def _chosen_columns(path: RowSource, line: int, values: dict[str, object], names
     for name in names:
         cell = str(values.get(name)).strip().lower()
         if cell not in ON + OFF:
-            raise fault(path, line, f'column "{name}" holds "{values.get(name)}", which is neither 0 nor 1.')
+            raise fault(path, line, f'column "{name}" contains "{values.get(name)}", which is neither 0 nor 1.')
         if cell in ON:
             chosen.append(name)
     return tuple(chosen)

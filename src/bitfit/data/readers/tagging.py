@@ -119,7 +119,7 @@ def _words_and_tags(
     words = _words_of(path, line, columns.text, values.get(columns.text))
     tags = values.get(columns.label or "")
     if not isinstance(tags, list):
-        raise fault(path, line, f'column "{columns.label}" holds no list of tags.')
+        raise fault(path, line, f'column "{columns.label}" contains no list of tags.')
     if len(tags) != len(words):
         raise fault(path, line, f"{len(words)} words but {len(tags)} tags; every word needs one.")
     return words, [_tag(path, tag) for tag in tags]
@@ -127,7 +127,7 @@ def _words_and_tags(
 
 def _words_of(path: RowSource, line: int, name: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        raise fault(path, line, f'column "{name}" holds no list of words.')
+        raise fault(path, line, f'column "{name}" contains no list of words.')
     blank = [number for number, word in enumerate(value, 1) if not word.strip()]
     if blank:
         raise fault(path, line, f"word {blank[0]} is empty.")

@@ -18,8 +18,8 @@ from ..formats import fault, rows
 from ..source import RowSource
 from .reader import Reader, Record, counts_by_name
 
-FEW_FLOATS = 20  # at most so many different whole floats are taken as classes
-MANY_NUMBERS = 30  # from so many numeric classes on, a note asks whether they are amounts
+FEW_FLOATS = 20  # up to this number of different values, whole-numbered floats are taken as classes
+MANY_NUMBERS = 30  # from this number of numeric classes on, a note asks whether they are amounts
 
 
 class TextReader(Reader):
@@ -28,7 +28,7 @@ class TextReader(Reader):
     def find_columns(
         self, sample: Sample, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
     ) -> Columns:
-        """The given columns; the others by well-known names, then by their content."""
+        """The named columns; the others by well-known names, then by their content."""
         return find_columns(sample, text=text, text_pair=text_pair, label=label)
 
     def read(self, sample: Sample, columns: Columns) -> Table:
@@ -86,7 +86,9 @@ class ScalarReader(TextReader):
         label = values.get(names[0]) if names else None
         if isinstance(label, list | tuple | dict | bytes):
             cell_type = type(label).__name__
-            raise fault(path, line, f"a {cell_type} is not a label; one word or number per row (or --task multilabel).")
+            raise fault(
+                path, line, f"a {cell_type} is not a label; use one word or number per row, or --task multilabel."
+            )
         return None if is_missing(label) else label
 
     def doubts(self, examples: Examples, labels: tuple[str, ...]) -> list[str]:
@@ -135,10 +137,10 @@ class Classes(ScalarReader):
         notes += _too_many(labels)
         similar = [" and ".join(names) for names in _spellings(labels).values() if len(names) > 1]
         if similar:
-            notes.append(f"Different classes by their spelling alone: {shortened(similar)}.")
+            notes.append(f"Classes that differ only in case: {shortened(similar)}.")
         single = [name for i, name in enumerate(labels) if counts[i] == 1]
         if single:
-            share = f"{len(single):,} of {len(labels):,} classes have one example, kept in train"
+            share = f"{len(single):,} of {len(labels):,} classes have one example, which stays in train"
             notes.append(f"{share}: {shortened(single)}.")
         return notes
 
@@ -194,7 +196,7 @@ def _text(path: RowSource, line: int, name: str, value: object) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple | dict | bytes):
-        raise fault(path, line, f'column "{name}" holds a {type(value).__name__}, not a text.')
+        raise fault(path, line, f'column "{name}" contains a {type(value).__name__}, not a text.')
     return "" if value is None else str(value)
 
 
@@ -229,7 +231,7 @@ def _all_numbers(table: Table, numbers: list[float | None]) -> bool:
 def _finite(path: RowSource, line: int, label: object) -> float:
     value = number(label)
     if value is None or not math.isfinite(value):
-        raise fault(path, line, f'label "{label}" is not a finite number as the other labels are.')
+        raise fault(path, line, f'label "{label}" is not a finite number, but the other labels are.')
     return value
 
 
@@ -253,7 +255,7 @@ def _too_many(labels: tuple[str, ...]) -> list[str]:
         count = f"{len(labels):,} different whole numbers are taken as classes"
         return [f"{count}; if they are amounts, pass --task regression."]
     if len(labels) > MANY_CLASSES:
-        return [f"{len(labels):,} classes are many; is this the right label column?"]
+        return [f"There are {len(labels):,} classes; is this the right label column?"]
     return []
 
 
