@@ -217,7 +217,7 @@ def test_a_saved_delta_is_loaded(folder, rows, tmp_path):
     assert loaded.classes_.tolist() == model.classes_.tolist()
     numbered = BitFitClassifier.load(tmp_path / "model.safetensors", folder, classes=[0, 1])
     assert numbered.predict(rows[0][:2]).dtype.kind == "i"
-    with pytest.raises(ValueError, match="is a delta for classification, and BitFitRegressor is for regression"):
+    with pytest.raises(ValueError, match="is a delta for classification, but BitFitRegressor is for regression"):
         BitFitRegressor.load(tmp_path / "model.safetensors", folder)
 
 
