@@ -168,13 +168,13 @@ class Predictor:
 
     @property
     def notes(self) -> list[str]:
-        """What was noticed of the texts so far."""
+        """Notes for the user on the texts that were read so far."""
         if not self.cut:
             return []
         meta = self.delta.meta
         if meta.long == "head":
-            return [f"{counted(self.cut, 'text')} longer than {meta.max_length} tokens: cut there"]
-        return [f"{counted(self.cut, 'text')} too long to be read whole; --long {meta.long} reads parts"]
+            return [f"{counted(self.cut, 'text')} longer than {meta.max_length} tokens, cut at that length"]
+        return [f"{counted(self.cut, 'text')} too long: --long {meta.long} does not read all of their tokens"]
 
     def texts_of(self, words: Sequence[str]) -> list[Text]:
         """The texts of a command line; for a delta on pairs, every two make a pair."""
