@@ -207,6 +207,13 @@ def test_every_generated_part_exists_and_every_shown_file_too():
                 assert getattr(generated, name.replace("-", "_"))(), f"{path}: {name}"
 
 
+def test_what_is_generated_has_a_line_for_readers_of_the_repository():
+    for path in PAGES:
+        text = path.read_text()
+        marks = re.findall(r"^<!-- (?:generated|file): (\S+) -->$", text, re.M)
+        assert re.findall(r"^<!-- (?:generated|file): (\S+) -->\n\*.+\*$", text, re.M) == marks, path
+
+
 def test_the_generated_command_line_has_every_option():
     from bitfit.cli.options import parser
 

@@ -1,6 +1,7 @@
 """What MkDocs needs beyond its own: generated parts, files of the repository as pages, pictures in two colours.
 
-- `<!-- generated: NAME -->` in a page becomes what the function NAME of generated.py returns.
+- `<!-- generated: NAME -->` in a page becomes what the function NAME of generated.py returns. The line in italics below it
+  is for those who read the page in the repository, where nothing is generated: it says where the same is found.
 - `<!-- file: PATH -->` becomes a code block with that file of the repository.
 - A link to a file outside docs/ (`../LOG.md`, `../deploy`) leads to a page that shows this file or folder, so that the
   same link works in the repository and on the site.
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 SHOWN = "repository"  # the folder of the site for files of the repository that are not in docs/
 HOME = "README.md"  # stands for the home page
 LINK = re.compile(r"\]\((?!\w+:|#|/)([^)#\s]+)(#[^)\s]*)?\)")
-MARK = re.compile(r"^<!-- (generated|file): (\S+) -->$", re.M)
+MARK = re.compile(r"^<!-- (generated|file): (\S+) -->$(\n\*.+\*$)?", re.M)
 PICTURE = re.compile(r'<img alt="([^"]*)" src="([^"]+\.svg)"\s*/?>')
 COLOUR = re.compile(r"#[0-9a-f]{6}\b")
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".conf": "nginx", ".service": "ini"}
@@ -33,7 +34,7 @@ def on_files(files: Files, config: Any) -> Files:
     waiting = [file for file in files if file.src_uri.endswith(".md")]
     while waiting:
         file = waiting.pop()
-        text = file.content_string
+        text = MARK.sub("", file.content_string)
         for target, _ in LINK.findall(text):
             path = _path(file.src_uri, target)
             uri = _uri(path)
@@ -52,7 +53,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     source = page.file.src_uri
 
     def fill(match: re.Match[str]) -> str:
-        kind, name = match.groups()
+        kind, name, _ = match.groups()
         if kind == "file":
             return _code_block(ROOT / name)
         return str(getattr(generated, name.replace("-", "_"))())
