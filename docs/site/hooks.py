@@ -1,7 +1,7 @@
 """What MkDocs needs beyond its own: generated parts, files of the repository as pages, pictures in two colours.
 
-- `<!-- generated: NAME -->` in a page becomes what the function NAME of generated.py returns. The line in italics below it
-  is for those who read the page in the repository, where nothing is generated: it says where the same is found.
+- `<!-- generated: NAME -->` in a page becomes what the function NAME of generated.py returns. The line in italics below
+  it is for those who read the page in the repository, where nothing is generated: it says where the same is found.
 - `<!-- file: PATH -->` becomes a code block with that file of the repository.
 - A link to a file outside docs/ (`../LOG.md`, `../deploy`) leads to a page that shows this file or folder, so that the
   same link works in the repository and on the site.

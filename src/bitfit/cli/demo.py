@@ -177,10 +177,10 @@ def _train(method: Method, protocol: Protocol, dataset: Dataset, base: Base, out
 
 
 def _linear_line(dataset: Dataset, base: Base) -> tuple[str, ...]:
-    """The head alone, solved on the frozen embeddings with its regularisation cross-validated."""
+    """The head only, solved on the frozen embeddings with its regularisation cross-validated."""
     began = time.monotonic()
     run = train(dataset, base, select="none", quiet=True)
-    return _line("logistic regression", run, time.monotonic() - began)
+    return _line("head only, solved", run, time.monotonic() - began)
 
 
 def _line(name: str, run: Run, seconds: float) -> tuple[str, ...]:

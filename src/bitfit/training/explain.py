@@ -157,8 +157,8 @@ def suspects(held: HeldOut) -> tuple[Suspect, ...]:
 
 def sentences(story: Story) -> list[str]:
     """The story in a few sentences."""
-    tried = "; ".join(f"{candidate.name}: {100 * candidate.score:.1f}" for candidate in story.candidates)
-    chosen = next(candidate.name for candidate in story.candidates if candidate.chosen)
+    tried = "; ".join(f"{_name(candidate)}: {100 * candidate.score:.1f}" for candidate in story.candidates)
+    chosen = next(_name(candidate) for candidate in story.candidates if candidate.chosen)
     lines = [f"Tried with {story.how} ({story.metric}): {tried}."]
     lines.append(f"Chosen by the loss on these rows: {chosen}.")
     again = f" {story.averaged} times and averaged" if story.averaged > 1 else ""
@@ -179,6 +179,10 @@ def sentences(story: Story) -> list[str]:
     return lines
 
 
+def _name(candidate: Candidate) -> str:
+    return "head only" if candidate.lr is None else candidate.name
+
+
 def _with_interval(score: Score) -> str:
     return f"{100 * score.value:.1f} ({100 * score.low:.1f} to {100 * score.high:.1f})"
 
@@ -191,4 +195,4 @@ def _of_calibration(calibration: Calibration) -> str:
 def _of_curve(curve: Curve) -> str:
     half = f"{100 * curve.half:.1f} with half of the rows (± {100 * curve.spread:.1f})"
     verdict = "more rows are likely to help" if curve.helps else "more rows may help little"
-    return f"The head alone: {half}, {100 * curve.full:.1f} with all: {verdict}."
+    return f"Head only: {half}, {100 * curve.full:.1f} with all: {verdict}."
