@@ -328,7 +328,7 @@ def export(args: argparse.Namespace) -> None:
     delta = Delta.load(args.delta)
     base = base_of(delta, args.base, args.dtype)
     folder = export_peft(delta, base, args.out) if args.peft else write(delta, base, args.out, args.fold)
-    show.out.print(f"wrote {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+    show.out.print(f"wrote {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}", soft_wrap=True)
 
 
 def import_(args: argparse.Namespace) -> None:
