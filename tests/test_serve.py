@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitfit import Delta, predict
+from bitfit import Delta, predict, train
 from bitfit.delta.safefile import encode, read_claims
 from bitfit.prediction.host import Resident
 from support import delta_of
@@ -57,6 +57,30 @@ def serve(base: Any, tmp_path: Path) -> Iterator[Any]:
     for live in running:
         live.server.should_exit = True
         until(lambda live=live: not live.service.queue._threads or not live.service.queue._threads[0].is_alive())
+
+
+@pytest.mark.parametrize("inject", ["adapter(16)", "lora(W_q + W_v, 8)"])
+def test_32_tasks_with_grafts_in_one_batch_answer_as_each_does_alone(serve, base, csv_file, tmp_path, inject):
+    trained = train(csv_file, base, inject=inject, select="injected", lr=1e-2, epochs=1).best.delta
+    generator = np.random.default_rng(0)
+    deltas = {}
+    for number in range(32):
+        tensors = {}
+        for name, array in trained.tensors.items():
+            noise = 0.0 if name.endswith("lora_scale") else 0.1
+            tensors[name] = (array + noise * generator.standard_normal(array.shape)).astype(np.float32)
+        deltas[f"task{number}"] = Delta(tensors, trained.meta)
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    for name, delta in deltas.items():
+        delta.save(folder / f"{name}.safetensors")
+    items = [{"task": name, "text": TEXTS[number % len(TEXTS)]} for number, name in enumerate(deltas)]
+    different = set()
+    for item, answer in zip(items, serve(folder).client.predict_mixed(items), strict=True):
+        alone = predict(deltas[item["task"]], [item["text"]], base)[0]
+        np.testing.assert_allclose(numbers(answer), list(alone["scores"].values()), rtol=0, atol=1e-5)
+        different.add(round(numbers(answer)[0], 3))
+    assert len(different) > 16
 
 
 def asked(name: str, number: int) -> tuple[dict[str, Any], Any]:
