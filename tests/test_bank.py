@@ -11,6 +11,7 @@ import torch
 from bitfit.bank.bank import Bank
 from bitfit.bank.lanes import lane_of_delta, lane_to_train
 from bitfit.delta.change import change_map
+from bitfit.delta.delta import INDEX
 from bitfit.model.language import select
 from bitfit.model.resolution import resolve_starts
 from bitfit.model.task_model import Model
@@ -200,6 +201,15 @@ def test_the_change_map_is_the_mean_absolute_change_per_term_and_layer(base):
     found = change_map(bank.model, bank.tensors(0))
     assert list(found) == ["b_q", "b_emb"] and found["b_q"][0] is None
     assert found["b_emb"] == [pytest.approx(0.25)] and found["b_q"][1] == 0.0
+
+
+def test_the_change_of_a_sampled_vector_is_a_mean_over_all_its_entries(base):
+    """1/dim(b) in the papers: what was not drawn did not change, and counts."""
+    bank = bank_of(base, "each(b_q@1, 25%)")
+    drawn = sum(len(tensor) for name, tensor in bank.tensors(0).items() if name.endswith(INDEX))
+    bank.values[0, :drawn] += 0.5
+    found = change_map(bank.model, bank.tensors(0))
+    assert drawn == 4 and found["b_q"][1] == pytest.approx(0.5 * 4 / 16)
 
 
 def test_slices_of_one_tensor_change_apart(bases):

@@ -159,7 +159,11 @@ def test_the_papers_rates_on_the_papers_base_have_no_edge():
 
 def test_a_place_counts_by_all_methods_and_not_by_the_difference_that_is_judged():
     study = STUDIES["bitfit-table3"]
-    found = made_up(study, lambda p: 0.41 if p.task == "cola" else 0.39 if p.method == "BitFit" else 0.8)
+
+    def score(point):
+        return 0.41 if point.task == "cola" else 0.39 if point.method == "BitFit" else 0.8
+
+    found = made_up(study, score, tasks=("cola", "rte"))
     assert found.without_evidence == {("cola", None)}
     assert "do not beat the majority class" in report.as_html(study, [found], judge(study, [found]))
 
@@ -456,7 +460,7 @@ def test_a_page_without_results_shows_the_published_numbers_and_what_it_would_co
     study = STUDIES["bitfit-table3"]
     text = report.as_html(study, [], judge(study, []))
     check(text)
-    assert "bitfit study run bitfit-table3" in text and "92.7" in text
+    assert "bitfit study run bitfit-table3" in text and "92.7" in text and report.PLACE_NOTE in text
     assert "hours of one core" in text and "of a GPU" in text
 
 
@@ -611,6 +615,7 @@ def test_the_summary_lists_every_claim_and_every_study(tmp_path):
     shown = html.unescape(text)
     assert all(claim.text in shown for claim in spec.known_claims().values())
     assert all(name in shown for name in STUDIES)
-    assert shown.count("not run; small (") == len(STUDIES) - 1 and 'href="bitfit-table3/report.html"' in text
+    assert shown.count(">not run<") == len(STUDIES) - 1 and 'href="bitfit-table3/report.html"' in text
+    assert "as published, GPU hours" in shown and "bitfit study run NAME --base bert-tiny" in shown
     assert "the paper's numbers: holds" in shown and "(2 places; a test needs 3)" in shown
-    assert "the paper prints no numbers that test it" in shown
+    assert "the paper prints no numbers by task for it" in shown

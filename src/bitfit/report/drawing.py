@@ -24,7 +24,7 @@ WIDTH = 3.5  # inches: a phone shows a panel at its size
 INK, SOFT, LINE = "#1b2430", "#5b6775", "#dde3ea"
 MARKERS = "osD^vPX*"
 FORMATS = ("png", "pdf")
-# The methods that studies share have a colour of their own.
+# Colours of the methods that several studies have.
 COLOURS = {
     "Full": "#3b4754",
     "BitFit": "#2f6db5",
@@ -75,7 +75,7 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class Panel:
-    """One drawing of a figure; `words` say what it shows to who cannot see it."""
+    """One drawing of a figure; `words` describe it for readers who cannot see it."""
 
     title: str
     figure: Figure
@@ -127,7 +127,7 @@ def svg(figure: Figure) -> str:
 
 
 def _attributes(rules: str) -> str:
-    """Rules of a style as attributes of their own, which SVG has for all that matplotlib writes."""
+    """The rules of a style attribute as SVG attributes; SVG has one for each rule that matplotlib writes."""
     written = ""
     for rule in rules.split(";"):
         name, _, value = rule.strip().partition(": ")

@@ -286,7 +286,7 @@ def _loss_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> lis
 
 
 def _together(figure: Figure, findings: Findings) -> list[list[str]]:
-    """The methods that share a panel: all with a chosen rate; one with a fixed grid of rates stands alone."""
+    """The methods that share a panel: all with a chosen rate. A method with a fixed grid of rates has its own panel."""
     names = _methods(figure, findings)
     alone = [name for name in names if _by_rate(findings, name)]
     shared = [name for name in names if name not in alone]
@@ -364,7 +364,18 @@ def _score_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> li
             _legend(axes)
             title = f"{task} · {findings.base}"
             drawn.append(Panel(title, panel, f"Dev score over training of {', '.join(names)} on {task}"))
+    _share_heights(drawn)
     return drawn
+
+
+def _share_heights(drawn: Sequence[Panel]) -> None:
+    """Give the panels of a figure one y axis, so that they can be compared."""
+    axes = [panel.figure.axes[0] for panel in drawn]
+    if axes:
+        low = min(one.get_ylim()[0] for one in axes)
+        high = max(one.get_ylim()[1] for one in axes)
+        for one in axes:
+            one.set_ylim(low, high)
 
 
 def _size_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:

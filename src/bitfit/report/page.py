@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class Cell:
-    """A table's cell: the number that counts, and what stands small beside it."""
+    """A cell of a table: its text, and a note in small print below it."""
 
     text: str = ""
     note: str = ""
@@ -68,7 +68,7 @@ def visible(text: object) -> str:
 
 
 def plain(text: object) -> str:
-    """A text for Markdown: no tags, and nothing that would end a cell or start a mark."""
+    """A text with the characters escaped that Markdown would read as markup or as the end of a cell."""
     shown = " ".join(visible(text).split())
     for mark in ("\\", "`", "*", "_", "[", "]", "|"):
         shown = shown.replace(mark, f"\\{mark}")
@@ -99,7 +99,7 @@ def _style() -> str:
 
 
 def _policy() -> str:
-    """A policy that allows our own style and nothing else."""
+    """A Content-Security-Policy that allows the style sheet of the page and nothing else."""
     digest = base64.b64encode(hashlib.sha256(_style().encode()).digest()).decode()
     return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
@@ -110,7 +110,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def markup(svg: str) -> Any:
-    """A drawing of ours, which is put into a page as it is."""
+    """An SVG drawing made here; the template does not escape it."""
     from markupsafe import Markup
 
     return Markup(svg)

@@ -1,4 +1,4 @@
-"""A study's report: one HTML page and one Markdown file, made from the results that are there. No torch."""
+"""A study's report: one HTML page and one Markdown file, made from the stored results. No torch."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ from .tables import audit, by_rate, costs, counted_wins, gaps, published_tables,
 from .verdicts import GENERAL_BASES, GENERAL_PLACES, GENERAL_TASKS, OPEN, Comparison, Verdict, judge
 
 PLACE_NOTE = "A place is one task on one base."
-METHOD_NOTE = (
-    f"{PLACE_NOTE} Its effect is the mean difference over seeds, with the same seed and data under "
-    "both methods; its interval comes from the seeds and from a paired bootstrap over the test rows. Over places the "
-    "effect is a random-effects mean. Its interval is the wider of Hartung and Knapp's and of one that adds the "
-    "variance between tasks and the variance between bases, because places of one task or one base are not "
-    "independent. A claim holds, is refuted, or makes no difference that matters by a one-sided test of its own (for "
-    "'as good as': worse by less than the margin); otherwise it is open. Levels are corrected by Holm over the claims "
-    "of the study, and the interval shown is the one at the corrected level. A verdict in general needs at least "
-    f"{GENERAL_PLACES} places from {GENERAL_TASKS} tasks and {GENERAL_BASES} bases; an outlined verdict speaks for "
-    "its places only. A place counts if the methods, averaged, beat the majority class beyond their interval. Rates "
-    "and checkpoints are chosen on dev and judged on test rows that no choice has seen. A cell whose best rate is the "
-    "smallest or largest tried is left out."
+METHOD = (
+    PLACE_NOTE,
+    "The effect on a place is the mean difference over seeds, with the same seed and data under both methods. Its "
+    "interval comes from the seeds and from a paired bootstrap over the test rows.",
+    "The effect over places is a random-effects mean. Its interval is the wider of two: Hartung and Knapp's, and one "
+    "that adds the variance between tasks and between bases, because places of one task or one base are not "
+    "independent.",
+    "A claim holds, is refuted, or makes no difference that matters, each by a one-sided test; otherwise it is open. "
+    "'As good as' means worse by less than the margin.",
+    "Levels are corrected over the claims of the study (Holm). The interval shown is the one at the corrected level.",
+    f"A general verdict needs at least {GENERAL_PLACES} places from {GENERAL_TASKS} tasks and {GENERAL_BASES} bases; "
+    "an outlined verdict speaks for its places only. A claim about one base is tested on that base.",
+    "A place counts if the methods, averaged, beat the majority class beyond their interval.",
+    "Rates and checkpoints are chosen on dev and judged on test rows that no choice has seen. A cell whose best rate "
+    "is the smallest or largest tried is left out.",
 )
 CURVES = (
     Figure("Loss of every round", "loss", "Training and dev loss."),
@@ -109,7 +112,7 @@ def _distinct(manifests: Sequence[Manifest]) -> list[Manifest]:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page beside what a study has: tables and drawings under a heading."""
+    """An additional section of a page: tables and drawings under a heading."""
 
     heading: str
     text: str
@@ -138,7 +141,7 @@ def as_html(
         verdicts=[card(verdict) for verdict in verdicts],
         conditions=all_conditions(ran),
         place_note=PLACE_NOTE,
-        method_note=METHOD_NOTE,
+        method=METHOD,
         tables=tables(study, ran),
         published_tables=published_tables(study, ran),
         wins=[text for text in wins if text],
@@ -174,7 +177,7 @@ def _drawing(panel: drawing.Panel) -> Drawing:
 
 
 def _curves(study: Study, bases: Sequence[Findings]) -> list[DrawnFigure]:
-    """Loss and dev score of every round, where the study has no such figure of its own."""
+    """Loss and dev score of every round, unless the study has such a figure."""
     kinds = {figure.kind for figure in study.figures}
     made = [drawn(figure, study, bases) for figure in CURVES if figure.kind not in kinds]
     return [figure for figure in made if figure.drawings]
@@ -443,9 +446,10 @@ def _remarks(study: Study) -> list[tuple[str, Sequence[str]]]:
 def cost_in_words(study: Study) -> str:
     """What a study costs in a small form on one core, and as the paper did it."""
     small, published = forecast.small_cost(study), forecast.published_cost(study)
-    rows, epochs = forecast.SMALL.train_size, forecast.SMALL.epochs
+    settings = forecast.small_settings(study)
     words = (
-        f"small ({rows} training rows, {epochs} epochs, {forecast.SMALL.seeds} seeds on {forecast.SMALL_BASE}) "
+        f"small ({settings.train_size} training rows, {settings.epochs} epochs, {settings.seeds} seeds on "
+        f"{forecast.SMALL_BASE}) "
         f"about {_hours(small.operations / forecast.CORE)} of one core"
     )
     if not study.of_a_paper:
@@ -455,8 +459,13 @@ def cost_in_words(study: Study) -> str:
 
 
 def _hours(seconds: float) -> str:
-    hours = seconds / 3600
-    return f"{hours:,.0f} hours" if hours >= 10 else f"{max(hours, 0.1):.1f} hours"
+    return f"{hours(seconds)} hours"
+
+
+def hours(seconds: float) -> str:
+    """A duration in hours, as a number."""
+    count = seconds / 3600
+    return f"{count:,.0f}" if count >= 10 else f"{max(count, 0.1):.1f}"
 
 
 def _reproduce(study: Study, bases: Sequence[Findings]) -> list[dict[str, Any]]:
@@ -477,7 +486,7 @@ def _reproduce(study: Study, bases: Sequence[Findings]) -> list[dict[str, Any]]:
 
 def _commands_to_start(study: Study) -> list[str]:
     """Commands for a study that was not run: small, and as the paper did it."""
-    commands = [shlex.join(forecast.small_command(study.name))]
+    commands = [shlex.join(forecast.small_command(study))]
     return [*commands, f"bitfit study run {study.name}"] if study.of_a_paper else commands
 
 

@@ -38,14 +38,14 @@ def write(results: Results, folder: Path | None = None) -> tuple[Path, Path]:
     target = folder or results.folder
     html, markdown = target / "summary.html", target / "summary.md"
     judged = _judged(results)
-    files.replace(html, _html(judged, results).encode())
-    files.replace(markdown, _markdown(judged, results).encode())
+    files.replace(html, _html(judged).encode())
+    files.replace(markdown, _markdown(judged).encode())
     return html, markdown
 
 
 def as_html(results: Results) -> str:
     """The summary page."""
-    return _html(_judged(results), results)
+    return _html(_judged(results))
 
 
 def _judged(results: Results) -> list[Judged]:
@@ -57,7 +57,7 @@ def _judged(results: Results) -> list[Judged]:
     return judged
 
 
-def _html(judged: Sequence[Judged], results: Results) -> str:
+def _html(judged: Sequence[Judged]) -> str:
     best = {claim.id: _best(claim, judged) for claim in spec.known_claims().values()}
     outcomes = [one[1].outcome if one else "open" for one in best.values()]
     counts = [(outcome, report.CSS[outcome], outcomes.count(outcome)) for outcome in OUTCOMES]
@@ -69,18 +69,18 @@ def _html(judged: Sequence[Judged], results: Results) -> str:
         claims=_claims(judged),
         without_numbers=_claims_without_numbers(judged),
         figures=_figures(judged),
-        studies=_studies(judged, results),
-        to_run=_how_to_run(),
-        method_note=report.METHOD_NOTE,
+        studies=_studies(judged),
+        method=report.METHOD,
     )
 
 
-def _markdown(judged: Sequence[Judged], results: Results) -> str:
+def _markdown(judged: Sequence[Judged]) -> str:
     parts = [f"# {TITLE}\n", plain(_conditions(judged)) + "\n"]
     parts += [_claims(judged).markdown(), _claims_without_numbers(judged).markdown()]
-    parts += [_studies(judged, results).markdown()]
-    parts += [plain(_how_to_run()) + "\n", "## How verdicts are made\n"]
-    return "\n".join([*parts, plain(report.METHOD_NOTE) + "\n"])
+    parts += [_studies(judged).markdown()]
+    parts.append("## How verdicts are made\n")
+    parts.append("".join(f"- {plain(text)}\n" for text in report.METHOD))
+    return "\n".join(parts)
 
 
 def _best(claim: Claim, judged: Sequence[Judged]) -> tuple[Judged, Verdict] | None:
@@ -116,7 +116,7 @@ def _claims(judged: Sequence[Judged]) -> Grid:
         one, verdict = best
         cells = [_base_cell(verdict.comparisons, name) for name in names]
         outcome = _outcome_cell(claim, one, verdict, judged)
-        row: list[Cell | str] = [_claim_cell(claim), outcome, *cells, verdict.needs or "decided"]
+        row: list[Cell | str] = [_claim_cell(claim, verdict), outcome, *cells, verdict.needs or "decided"]
         (undecided if verdict.outcome == OPEN else decided).append(row)
     head = ["claim", "verdict", *names, "what would decide it"]
     caption = (
@@ -139,8 +139,12 @@ def _claims_without_numbers(judged: Sequence[Judged]) -> Grid:
     return Grid("Claims without numbers", head, rows, caption, texts=range(len(head)))
 
 
-def _claim_cell(claim: Claim) -> Cell:
-    return Cell(claim.text, f"{claim.paper}, {claim.where}")
+def _claim_cell(claim: Claim, verdict: Verdict | None = None) -> Cell:
+    """The claim and its source; a study may test it in another form, which is then said."""
+    source = f"{claim.paper}, {claim.where}"
+    if verdict is not None and verdict.claim.text != claim.text:
+        return Cell(claim.text, f"{source}. Tested here: {verdict.claim.text}")
+    return Cell(claim.text, source)
 
 
 def _outcome_cell(claim: Claim, one: Judged, verdict: Verdict, judged: Sequence[Judged]) -> Cell:
@@ -159,7 +163,7 @@ def _paper_says(claim: Claim, judged: Sequence[Judged]) -> str:
     verdicts = chain.from_iterable(one.verdicts for one in judged)
     known = [v for v in verdicts if v.claim.id == claim.id and v.published_outcome is not None]
     if not known:
-        return "" if claim.paper == OURS else "the paper prints no numbers that test it"
+        return "" if claim.paper == OURS else "the paper prints no numbers by task for it"
     most = max(known, key=_published_places)
     why = f" ({most.why_published_is_open})" if most.why_published_is_open else ""
     return f"the paper's numbers: {most.published_outcome}{why}"
@@ -180,19 +184,21 @@ def _base_cell(comparisons: Sequence[Comparison], base: str) -> Cell:
     return Cell(f"{estimate.mean:+.1f}", f"{unit}, {tasks} task{'s' if tasks != 1 else ''}")
 
 
-def _studies(judged: Sequence[Judged], results: Results) -> Grid:
+def _studies(judged: Sequence[Judged]) -> Grid:
+    """Every study: what was run of it, and what it costs in a small form and as the paper did it."""
     rows: list[list[Cell | str]] = []
     for one in judged:
+        study = one.study
         trials = list(chain.from_iterable(findings.trials.values() for findings in one.bases))
         done = sum(result is not None for result in trials)
         bases = ", ".join(findings.base for findings in one.bases if findings.done)
-        if done:
-            state = f"{done:,} of {len(trials):,} trials on {bases}"
-        else:
-            state = f"not run; {report.cost_in_words(one.study)}"
-        name = Cell(one.study.name, one.study.title, link=_page(one.study) if done else "")
-        rows.append([name, state, _covers(one.study)])
-    return Grid("Studies", ["study", "what was run", "covers"], rows, texts=(0, 1, 2))
+        state = f"{done:,} of {len(trials):,} trials on {bases}" if done else "not run"
+        small = report.hours(forecast.small_cost(study).operations / forecast.CORE)
+        published = report.hours(forecast.published_cost(study).operations / forecast.GPU)
+        name = Cell(study.name, study.title, link=_page(study) if done else "")
+        rows.append([name, state, small, published if study.of_a_paper else "–", _covers(study)])
+    head = ["study", "what was run", "small, core hours", "as published, GPU hours", "covers"]
+    return Grid("Studies", head, rows, _how_to_run(), texts=(0, 1, 4))
 
 
 def _covers(study: Study) -> str:
@@ -204,7 +210,11 @@ def _covers(study: Study) -> str:
 
 
 def _how_to_run() -> str:
-    return f"A study that was not run can be run small with: {shlex.join(forecast.small_command('NAME'))}"
+    options = shlex.join(["--base", forecast.SMALL_BASE, *forecast.SMALL.words()])
+    return (
+        "Hours are estimates: of one core for a small run, and of a GPU with 10 TFLOP/s for the paper's bases and all "
+        f"data. A small run is: bitfit study run NAME {options}, with fewer epochs where the paper has fewer."
+    )
 
 
 def _conditions(judged: Sequence[Judged]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -120,14 +120,19 @@ def published_cost(study: Study) -> Cost:
     return _cost(study, Settings(), study.protocol.bases)
 
 
+def small_settings(study: Study) -> Settings:
+    """Few rows and seeds, and no more epochs than the paper has."""
+    return replace(SMALL, epochs=min(SMALL.epochs or 1, study.protocol.epochs))
+
+
 def small_cost(study: Study) -> Cost:
     """The cost of a study with few rows on a small base, estimated from sizes."""
-    return _cost(study, SMALL, (SMALL_BASE,))
+    return _cost(study, small_settings(study), (SMALL_BASE,))
 
 
-def small_command(name: str) -> list[str]:
+def small_command(study: Study) -> list[str]:
     """The command that runs a study with few rows on a small base."""
-    return ["bitfit", "study", "run", name, "--base", SMALL_BASE, *SMALL.words()]
+    return ["bitfit", "study", "run", study.name, "--base", SMALL_BASE, *small_settings(study).words()]
 
 
 def _cost(study: Study, settings: Settings, bases: Sequence[str]) -> Cost:

@@ -208,7 +208,7 @@ def choose(scores: Mapping[Point, float | None]) -> tuple[float, int] | None:
 
 
 def differences(study: Study, settings: Settings, base: str, name: str) -> list[str]:
-    """What a run on `base`, shown as `name`, changes of the paper's protocol, one sentence each."""
+    """How a run on `base`, shown as `name`, differs from the paper's protocol, one sentence each."""
     protocol = study.protocol
     changed = []
     if base not in protocol.bases and study.of_a_paper:
