@@ -26,6 +26,7 @@ from bitfit.prediction.export import stock_class
 from bitfit.tasks import KINDS, Task
 from bitfit.tasks.encode import Encoder
 from bitfit.tasks.spans import spans
+from bitfit.tasks.tagging import Tagging
 from support import ARCHITECTURES, WORDS, StopAt, delta_of, meta_of, reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -191,6 +192,15 @@ def test_a_delta_of_entities_groups_them(base):
     answer = predict(named, [["good", "film", "the", "plot"]], base)[0]
     assert [(e["type"], e["start"], e["end"]) for e in answer["entities"]] == spans(answer["tags"])
     assert all(e["text"] == " ".join(answer["tokens"][e["start"] : e["end"]]) for e in answer["entities"])
+
+
+def test_the_line_of_a_tagging_answer_ends_with_the_entities():
+    answer = {"tokens": ["Ada", "Lovelace", "met"], "tags": ["B-PER", "I-PER", "O"]}
+    entity = {"type": "PER", "text": "Ada Lovelace", "start": 0, "end": 2, "score": 0.9}
+    words = "Ada/B-PER Lovelace/I-PER met/O"
+    assert Tagging.line(answer) == (words,)
+    assert Tagging.line({**answer, "entities": [entity]}) == (words, "PER: Ada Lovelace")
+    assert Tagging.line({**answer, "entities": []}) == (words, "(none)")
 
 
 def test_several_labels_in_one_cell_are_noticed_and_classes_counted(several):

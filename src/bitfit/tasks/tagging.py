@@ -148,9 +148,12 @@ class Tagging(Task):
 
     @staticmethod
     def line(answer: dict[str, Any]) -> tuple[str, ...]:
-        """Every word with its tag."""
+        """Every word with its tag; then the entities, if the tags mark them."""
         words = [f"{word}/{tag}" for word, tag in zip(answer["tokens"], answer["tags"], strict=True)]
-        return (" ".join(words),)
+        if "entities" not in answer:
+            return (" ".join(words),)
+        entities = [f"{entity['type']}: {entity['text']}" for entity in answer["entities"]]
+        return " ".join(words), "; ".join(entities) or "(none)"
 
     @staticmethod
     def sample_input(paired: bool) -> tuple[str, ...]:
