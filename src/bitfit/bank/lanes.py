@@ -116,7 +116,7 @@ def lane_of_delta(model: Model, delta: Delta) -> Lane:
     if missing:
         raise DeltaError(f"the delta's head does not fit its task: {', '.join(missing)} is missing")
     if unknown:
-        raise DeltaError(f"the delta's head does not fit its task: it has {', '.join(unknown)}, which the task lacks")
+        raise DeltaError(f"the delta's head does not fit its task: {', '.join(unknown)} is unknown")
     for name, values in sorted(delta.head.items()):
         if tuple(values.shape) != model.head[name]:
             raise DeltaError(f"the delta's {name} has shape {values.shape}, its task needs {model.head[name]}")

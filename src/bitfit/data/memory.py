@@ -75,10 +75,10 @@ def split_of(data: Mapping[str, object], split: str | None = None) -> Records:
     if split is None:
         split = next(iter(data)) if len(data) == 1 else "test"
     wanted = split.lower()
-    found = by_name.get(wanted) or next((name for low, name in by_name.items() if _role(low) == wanted), None)
-    if found is None:
+    name_of_split = by_name.get(wanted) or next((name for low, name in by_name.items() if _role(low) == wanted), None)
+    if name_of_split is None:
         raise DataError(f'the data has no split "{split}"; name one with split=: {", ".join(data)}')
-    return records_of(data[found], found)
+    return records_of(data[name_of_split], name_of_split)
 
 
 def _role(split: str) -> str:

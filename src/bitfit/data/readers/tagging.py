@@ -38,7 +38,7 @@ class Sentences(Reader):
     def find_columns(
         self, sample: Sample, *, text: str | None = None, text_pair: str | None = None, label: str | None = None
     ) -> Columns:
-        """The columns of the words and of their tags: the given ones, else those with well-known names."""
+        """The columns of the words and of their tags: the named ones, else those with well-known names."""
         if text_pair is not None:
             raise DataError(f"--text-pair {text_pair}: tagging takes one column of words")
         names = sample.names
