@@ -602,7 +602,7 @@ def test_a_json_file_of_another_shape_is_refused(tmp_path, text, message):
 def test_a_cell_that_is_neither_0_nor_1_is_named(tmp_path):
     path = tmp_path / "s.csv"
     path.write_text("text,a,b\ngood,1,0\nbad,2,1\n")
-    with pytest.raises(DataError, match=r'line 3: column "a" holds "2"'):
+    with pytest.raises(DataError, match=r'line 3: column "a" contains "2"'):
         loading.load(path, label="a,b")
 
 
