@@ -53,6 +53,8 @@ AVERAGED = 2  # trainings whose values are averaged, with few rows
 START = 10.0  # the penalty that gives the direction a training starts from
 DROPPED_AFTER = 0.4  # of a search of three rates or more, when the worst one ends
 TOO_FEW = 30  # held-out rows, to say that the head alone is better
+ENOUGH = 100  # held-out rows from which the smaller loss decides
+MARGIN = 0.5  # with fewer rows, standard errors by which the head alone must be better: training mostly helps
 FROZEN = "the head alone, solved on the frozen base"
 
 
@@ -260,12 +262,15 @@ class _Recipe:
         return Choice(best, best.held)
 
     def _frozen_is_better(self, trained: HeldOut) -> bool:
-        """Whether the head alone has the smaller loss on the rows that both were tried on."""
+        """Whether the head alone has the smaller loss on rows that both were tried on; with few rows, by a margin."""
         inside = np.isin(self.held, self.sample)
         compared = trained if inside.all() else trained.take(np.flatnonzero(inside))
-        if len(compared.row_losses) < TOO_FEW:
+        differences = compared.row_losses - self.frozen.row_losses
+        rows = len(differences)
+        if rows < TOO_FEW:
             return False
-        return bool(self.frozen.row_losses.mean() < compared.row_losses.mean())
+        margin = 0.0 if rows >= ENOUGH else MARGIN * differences.std(ddof=1) / rows**0.5
+        return bool(differences.mean() > margin)
 
     # ---- the delta
 
