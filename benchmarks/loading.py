@@ -31,6 +31,13 @@ def measure(folder: str, dtype: str, tiny: str) -> dict[str, float]:
     return {"peak": memory("VmHWM") - before, "stored": base.bytes / 1e6}
 
 
+def measure_apart(folder: str, dtype: str, tiny: str) -> dict[str, float]:
+    """The same, measured in a process of its own."""
+    command = [sys.executable, __file__, "--one", folder, dtype, tiny]
+    found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found
+
+
 def memory(key: str) -> float:
     """A line of /proc/self/status in megabytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -67,8 +74,7 @@ def main() -> None:
         print("|---|---|---|---|")
         for folder in folders:
             for dtype in TYPES:
-                command = [sys.executable, sys.argv[0], "--one", folder, dtype, tiny]
-                found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+                found = measure_apart(folder, dtype, tiny)
                 ratio = found["peak"] / found["stored"]
                 print(f"| {Path(folder).name} | {dtype} | {found['stored']:.0f} | {ratio:.2f} |", flush=True)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,6 +109,41 @@ def test_a_file_in_half_precision_is_the_base_that_it_rounds(tmp_path, folders, 
     assert all(parameter.dtype == torch.float32 for parameter in of_half.parameters.values())
     for ours, theirs in zip(gradients(of_half, "bias"), gradients(of_full, "bias"), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_file_of_mixed_types_keeps_its_float32_values(tmp_path, folders, dtype, legacy):
+    """LayerNorms in float32, matrices in half precision; `legacy` names are not recognised and loaded another way."""
+    source = folders("bert")
+    tensors = {}
+    full = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        half = tensor if "LayerNorm" in name else tensor.to(getattr(torch, dtype))
+        written = name.replace("LayerNorm.weight", "LayerNorm.gamma") if legacy else name
+        tensors[written] = half
+        full[name] = half.float()
+    for folder, content in (("mixed", tensors), ("full", full)):
+        shutil.copytree(source, tmp_path / folder)
+        save_file(content, tmp_path / folder / "model.safetensors", {"format": "pt"})
+    mixed, expected = load_base(tmp_path / "mixed"), load_base(tmp_path / "full")
+    assert mixed.fingerprint == expected.fingerprint
+    for name, parameter in mixed.parameters.items():
+        assert torch.equal(parameter, expected.parameters[name])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.slow
+def test_loading_takes_little_more_memory_than_the_weights(tmp_path):
+    """Each load is measured in a process of its own; the word embedding is more than a third of the weights."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+    import loading
+
+    tiny = loading.make(tmp_path, 64, 1)[0]
+    for folder in loading.make(tmp_path, 512, 8):
+        for dtype in loading.TYPES:
+            found = loading.measure_apart(folder, dtype, tiny)
+            assert found["peak"] / found["stored"] < 1.1, (folder, dtype, found)
 
 
 @pytest.mark.parametrize("trained, used", [("float32", "bfloat16"), ("bfloat16", "float32"), ("float16", "bfloat16")])

