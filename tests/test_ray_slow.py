@@ -6,7 +6,10 @@ import gzip
 import json
 import os
 import random
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -16,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import bitfit
 from bitfit import Plan, Predictor, load_base, train
 from bitfit.cli.main import run
-from bitfit.errors import UsageError
 from support import delta_of, make_folder, reviews, shared, write_tasks
 
 pytest.importorskip("ray")
@@ -27,6 +30,8 @@ import pyarrow.parquet as pq  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]
 MARK = "BITFIT_TEST_MARK"
+STUDY_EPOCHS = os.environ.get("BITFIT_TEST_EPOCHS", "400")  # long enough to be killed in the middle
+TABLE_ROWS = int(os.environ.get("BITFIT_TEST_ROWS", "100000"))
 
 
 @pytest.fixture
@@ -89,10 +94,11 @@ def test_a_table_of_many_tasks_is_answered_once_although_a_worker_dies(cluster, 
         delta_of(base, seed, labels=2 + seed % 3).save(tmp_path / "deltas" / f"{name}.safetensors")
     draw = random.Random(0)
     texts = [text for text, _ in reviews(2000)]
-    rows = [{"key": key, "text": draw.choice(texts), "task": draw.choice(names)} for key in range(100_000)]
+    rows = [{"key": key, "text": draw.choice(texts), "task": draw.choice(names)} for key in range(TABLE_ROWS)]
+    quarter = TABLE_ROWS // 4
     for number in range(4):
-        own = rows[25_000 * number : 25_000 * (number + 1)]
-        pq.write_table(pyarrow.Table.from_pylist(own), tmp_path / "in" / f"{number}.parquet")
+        part = rows[quarter * number : quarter * (number + 1)]
+        pq.write_table(pyarrow.Table.from_pylist(part), tmp_path / "in" / f"{number}.parquet")
     out = tmp_path / "out"
     killer = kill_when(lambda: len(list(out.glob("*.parquet"))) >= 2, "ray::MapWorker")
     engine = ray_engine(cluster.address, 2)
@@ -102,7 +108,7 @@ def test_a_table_of_many_tasks_is_answered_once_although_a_worker_dies(cluster, 
     assert not found.failures
     assert not list(out.glob(".*"))
     answered = pq.read_table(sorted(out.glob("*.parquet"))).to_pylist()
-    assert [row["key"] for row in answered] == list(range(100_000))
+    assert [row["key"] for row in answered] == list(range(TABLE_ROWS))
     assert Counter(row["task"] for row in answered) == Counter(row["task"] for row in rows)
     for name in names:
         own = [row for row in answered if row["task"] == name]
@@ -161,51 +167,147 @@ def test_a_training_whose_worker_dies_ends_in_the_same_delta(cluster, tmp_path):
     assert not list(tmp_path.glob("d.run/*.checkpoint"))
 
 
-def test_a_study_on_bare_nodes_gives_the_results_of_one_machine(cluster, tmp_path, monkeypatch, capsys):
+def study_words(base, data, results, *more):
+    """A study of two tasks and several passes, as a command."""
+    command = ["study", "run", "bitfit-table3", "--base", str(base), "--data", str(data), "--results", str(results)]
+    small = ["--tasks", "sst2,rte", "--seeds", "2", "--lr", "1e-2", "--method", "BitFit", "--lanes", "1"]
+    return [*command, *small, "--epochs", STUDY_EPOCHS, "--threads", "1", *more]
+
+
+def start_study(folder: Path, words: list[str]) -> subprocess.Popen[bytes]:
+    """A driver in a process of its own, with a working folder and a cache of its own."""
+    folder.mkdir()
+    environment = {**os.environ, "BITFIT_CACHE": str(folder / "cache")}
+    with (folder / "said").open("wb") as said:
+        return subprocess.Popen([sys.executable, "-m", "bitfit", *words], cwd=folder, env=environment, stderr=said)
+
+
+def wait_for(ready, process=None, seconds=900.0) -> None:
+    """Wait until something is so; an error if a process ends before."""
+    until = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < until, "waited too long"
+        assert process is None or process.poll() is None, "the process ended too early"
+        time.sleep(0.05)
+
+
+def test_a_study_survives_the_loss_of_nodes_and_of_its_driver(cluster, tmp_path, monkeypatch, capsys):
+    """Three nodes with nothing but bitfit; one is killed, one joins, the driver is killed and starts elsewhere."""
     monkeypatch.setenv("BITFIT_CHECKPOINT_SECONDS", "0.2")
     base = make_folder(tmp_path / "tiny", "bert", num_hidden_layers=4)
     data = write_tasks(tmp_path / "data", ("sst2", "rte"), rows=24)
-    nodes = [cluster.add_node(num_cpus=1, env_vars={"BITFIT_CACHE": str(tmp_path / f"node{n}")}) for n in range(2)]
-    words = ["study", "run", "bitfit-table3", "--base", str(base), "--data", str(data), "--threads", "1"]
-    words += ["--tasks", "sst2,rte", "--seeds", "2", "--lr", "1e-2", "--epochs", "400", "--method", "BitFit"]
-    assert run([*words, "--results", str(tmp_path / "local")]) == 0
-    disturbed = []
+    assert run(study_words(base, data, tmp_path / "local")) == 0
 
-    def disturb() -> None:
-        while not list((tmp_path / "ray").glob("passes/*/*/*/*.checkpoint")):
-            time.sleep(0.1)
-        cluster.remove_node(nodes[0], allow_graceful=False)
-        disturbed.append(not ended)
-        cluster.add_node(num_cpus=1, env_vars={"BITFIT_CACHE": str(tmp_path / "node2")})
+    def add_node(number: int):
+        (tmp_path / f"node{number}").mkdir()
+        return cluster.add_node(num_cpus=1, env_vars={"BITFIT_CACHE": str(tmp_path / f"node{number}")})
 
-    ended: list[bool] = []
-    thread = threading.Thread(target=disturb)
-    thread.start()
-    more = ["--results", str(tmp_path / "ray"), "--engine", "ray", "--address", cluster.address]
-    assert run([*words, *more]) == 0
-    ended.append(True)
-    thread.join()
-    assert disturbed == [True]
-    assert outcomes(tmp_path / "ray") == outcomes(tmp_path / "local")
-    logs = list(
-        tmp_path.glob("node[12]/nodes/*/unpacked")
-    )  # not of the node that was killed, perhaps while it unpacked
+    nodes = [add_node(number) for number in range(3)]
+    store = tmp_path / "store"
+
+    def checkpoints() -> list[Path]:
+        return list(store.glob("passes/*/*/*/*.checkpoint"))
+
+    ray_words = ["--engine", "ray", "--address", cluster.address, "--storage", str(store)]
+    first = start_study(tmp_path / "machine1", study_words(base, data, "results", *ray_words))
+    wait_for(lambda: len({path.parent for path in checkpoints()}) >= 3, first)
+    cluster.remove_node(nodes[0], allow_graceful=False)
+    add_node(3)
+    wait_for(lambda: "joined" in (tmp_path / "machine1" / "said").read_text(), first)
+    kept = {path.parent for path in checkpoints()}
+    first.kill()
+    first.wait()
+    assert kept
+    # The other machine has neither the base nor the data, and another folder of results.
+    base.rename(tmp_path / "moved-base")
+    data.rename(tmp_path / "moved-data")
+    second = start_study(tmp_path / "machine2", study_words(base, data, "results", *ray_words))
+    assert second.wait(timeout=1500) == 0, (tmp_path / "machine2" / "said").read_text()
+    whole = outcomes(tmp_path / "local")
+    assert len(whole) == 4
+    assert outcomes(tmp_path / "machine2" / "results") == whole
+    assert outcomes(store) == whole
+    assert not list(store.glob("passes/*/*/*"))
+    said = (tmp_path / "machine1" / "said").read_text()
+    assert "left; its passes run again elsewhere" in said
+    logs = list(tmp_path.glob("node[123]/nodes/*/fetched"))  # node 0 was killed, perhaps while it fetched
     assert logs
-    assert all(len(log.read_text().splitlines()) == 1 for log in logs)  # base and data came once to each node
+    assert all(len(log.read_text().splitlines()) == 1 for log in logs)
+
+
+def test_the_workers_of_a_node_share_one_copy_of_the_base(cluster, tmp_path):
+    """Two workers of a node train at once. The node fetched the weights once, and both map that file."""
+    base = make_folder(tmp_path / "wide", "bert", vocab_size=200_000)
+    size = (base / "model.safetensors").stat().st_size
+    data = write_tasks(tmp_path / "data", ("sst2", "rte"), rows=24)
+    cluster.add_node(num_cpus=2, resources={}, env_vars={"BITFIT_CACHE": str(tmp_path / "node")})
+    ray_words = ["--engine", "ray", "--address", cluster.address, "--storage", str(tmp_path / "store")]
+    driver = start_study(tmp_path / "machine", study_words(base, data, "results", *ray_words))
+    shared: dict[int, dict[str, int]] = {}
+
+    def look() -> bool:
+        for pid in processes("ray::_perform"):
+            found = mapped(pid, str(tmp_path / "node"))
+            if found.get("Rss", 0) > size / 4:  # some rows of the word embedding are never read
+                shared[pid] = found
+        return len(shared) >= 2
+
+    wait_for(look, driver)
+    assert driver.wait(timeout=1500) == 0
+    for found in shared.values():
+        assert found["Private_Dirty"] < size / 100
+    logs = list((tmp_path / "node").glob("nodes/*/fetched"))
+    assert sorted(log.read_text() for log in logs) == ["rte\n", "sst2\n", "wide\n"]
+
+
+def mapped(pid: int, folder: str) -> dict[str, int]:
+    """How a process holds the weights that lie in a folder, in bytes: all, and what only this process has."""
+    found: dict[str, int] = {}
+    counts = False
+    try:
+        lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
+    except OSError:
+        return {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        if " " in key:  # the head of a mapping
+            counts = folder in line and line.endswith(".safetensors")
+        elif counts and key in ("Rss", "Private_Dirty"):
+            found[key] = found.get(key, 0) + 1024 * int(value.split()[0])
+    return found
+
+
+def test_passes_are_placed_by_their_threads(cluster, tmp_path, capsys):
+    base = make_folder(tmp_path / "tiny", "bert")
+    data = write_tasks(tmp_path / "data", ("sst2",), rows=24)
+    for name, cores in (("small", 1), ("large", 2)):
+        cluster.add_node(num_cpus=cores, env_vars={"BITFIT_CACHE": str(tmp_path / name)})
+    words = study_words(base, data, tmp_path / "results", "--tasks", "sst2", "--epochs", "1")
+    ray_words = ["--engine", "ray", "--address", cluster.address]
+    assert run([*words, *ray_words, "--threads", "9"]) == 2
+    assert "--threads 9: no node of the cluster has so many cores (at most 2)" in capsys.readouterr().err
+    assert run([*words, *ray_words, "--threads", "2"]) == 0
+    assert (tmp_path / "large").is_dir()
+    assert not (tmp_path / "small").exists()
+
+
+def test_a_node_with_another_version_is_refused_in_one_line(tmp_path, cluster, capsys):
+    """The other node imports a copy of bitfit that says it is another version."""
+    other = tmp_path / "other" / "bitfit"
+    shutil.copytree(Path(bitfit.__file__).parent, other)
+    text = (other / "__init__.py").read_text()
+    (other / "__init__.py").write_text(text.replace(f'"{bitfit.__version__}"', '"0.0.1"'))
+    path = os.pathsep.join([str(other.parent), os.environ["PYTHONPATH"]])
+    cluster.add_node(num_cpus=2, env_vars={"PYTHONPATH": path})
+    base = make_folder(tmp_path / "tiny", "bert")
+    data = write_tasks(tmp_path / "data", ("sst2",), rows=24)
+    words = study_words(base, data, tmp_path / "results", "--tasks", "sst2", "--epochs", "1", "--threads", "2")
+    assert run([*words, "--engine", "ray", "--address", cluster.address]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "has bitfit 0.0.1, this command is of" in error
 
 
 def outcomes(folder: Path) -> dict[str, dict[str, object]]:
     """Every result by name, without what it cost."""
     found = {path.name: json.loads(path.read_text()) for path in (folder / "trials").glob("*.json")}
     return {name: {k: v for k, v in table.items() if k != "cost"} for name, table in found.items()}
-
-
-def test_a_node_with_another_version_is_refused(monkeypatch):
-    from bitfit.study import shipping
-
-    class Ray:
-        class util:
-            get_node_ip_address = staticmethod(lambda: "10.0.0.7")
-
-    with pytest.raises(UsageError, match=r"node 10\.0\.0\.7 has bitfit .*, the study runs 0\.0\.1"):
-        shipping.unpacked(None, shipping.Shipment("0.0.1", None, None), Ray)

@@ -129,12 +129,13 @@ def run(args: argparse.Namespace) -> Any:
     )  # fmt: skip
     if args.address and args.engine != "ray":
         raise UsageError("--address is only for --engine ray")
+    results = _results(args)
     bases = []
     for base in args.base or study.protocol.bases:
-        bases.append(_run_on(study, base, settings, args))
+        bases.append(_run_on(study, base, settings, results, args))
     if args.dry_run:
         return bases if args.json else None
-    html, markdown = report.write(study, Results(args.results))
+    html, markdown = report.write(study, results)
     if args.json:
         return {"study": study.name, "bases": bases, "html": str(html), "markdown": str(markdown)}
     show.out.print(f"wrote {html} and {markdown}", soft_wrap=True)
@@ -152,14 +153,32 @@ def chosen_methods(study: Study, texts: list[str] | None) -> tuple[str, ...] | N
     return tuple(chosen)
 
 
-def _run_on(study: Study, base: str, settings: Settings, args: argparse.Namespace) -> dict[str, Any]:
+def _results(args: argparse.Namespace) -> Results:
+    """The folder of results, with the storage that it is kept equal to, if there is one."""
+    if args.storage is None:
+        return Results(args.results)
+    from ..data.storage import Storage
+    from ..study.stored import StoredResults
+
+    return StoredResults(args.results, Storage(args.storage))
+
+
+def _run_on(study: Study, base: str, settings: Settings, results: Results, args: argparse.Namespace) -> dict[str, Any]:
     from ..study import runner
     from ..training.checkpoint import SECONDS
 
+    folders: dict[str, str] = {}
+    if args.storage is not None:
+        from ..data.storage import Storage
+        from ..study.shipping import base_here, data_here
+
+        storage = Storage(args.storage)
+        base = base_here(storage, base) or base
+        folders = data_here(storage, settings.tasks or study.tasks, args.data)
+    seconds = float(os.environ.get("BITFIT_CHECKPOINT_SECONDS", SECONDS))
     campaign = runner.Campaign(
-        study, base, settings, args.data, Results(args.results), args.threads, args.lanes,
-        float(os.environ.get("BITFIT_CHECKPOINT_SECONDS", SECONDS)),
-    )  # fmt: skip
+        study, base, settings, args.data, results, args.threads, args.lanes, seconds, folders=folders
+    )
     if args.dry_run:
         return _forecast(campaign, args)
     command = ["bitfit", "study", "run", study.name, "--base", campaign.name, *settings.words()]
@@ -172,13 +191,17 @@ def _run_on(study: Study, base: str, settings: Settings, args: argparse.Namespac
 
 
 def _engine(args: argparse.Namespace) -> Any:
-    if args.engine == "local":
-        from ..study.passes import local
+    from ..data.storage import Storage
 
-        return local
-    from ..study.ray_engine import ray_engine
+    storage = None if args.storage is None else Storage(args.storage)
+    if args.engine == "ray":
+        from ..study.ray_engine import ray_engine
 
-    return ray_engine(args.address, args.workers)
+        return ray_engine(args.address, args.workers, storage, show.note)
+    from ..study.passes import local
+    from ..study.shipping import storing_inputs
+
+    return local if storage is None else storing_inputs(local, storage)
 
 
 def _forecast(campaign: Any, args: argparse.Namespace) -> dict[str, Any]:

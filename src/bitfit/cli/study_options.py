@@ -63,6 +63,11 @@ def _add_run(it: Parser) -> None:
     run.add_argument(
         "--workers", type=values.positive, metavar="N", help="passes that Ray trains at once (one per core)"
     )
+    run.add_argument(
+        "--storage",
+        metavar="PATH",
+        help="folder or URL (s3://...) by which base, data, checkpoints and results travel; any machine can go on",
+    )
     run.add_argument("--lanes", type=values.positive, metavar="N", help="maximum number of trials trained together")
     run.add_argument(
         "--threads",

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -352,6 +353,17 @@ def _types_in(path: Path) -> dict[str, str]:
             if "F" in kind:
                 types[name] = kind
     return types
+
+
+def make_mappable(folder: Path) -> None:
+    """Rewrite weights of half precision as float32, so that all processes that load the base map one copy of them."""
+    for path in folder.glob("*.safetensors"):
+        if set(_types_in(path).values()) <= {FULL_NAME}:
+            continue
+        tensors = {}
+        for name, tensor in load_file(path).items():
+            tensors[name] = tensor.float() if tensor.is_floating_point() else tensor
+        save_file(tensors, path, {"format": "pt"})
 
 
 def _restore_full(model: Any, weights: list[Path], unexpected: Collection[str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from .. import __version__
 from ..errors import UsageError
 
 LOOPBACK = "127.0.0.1"
@@ -32,3 +33,10 @@ def connect(address: str | None = None, workers: int | None = None) -> Any:
             "Ray was imported before bitfit and accepts connections from other machines; run bitfit in a new process"
         )
     return ray
+
+
+def check_version(ray: Any, version: str) -> None:
+    """Refuse to work on a node whose bitfit is not the one of the driver."""
+    if version != __version__:
+        node = ray.util.get_node_ip_address()
+        raise UsageError(f"node {node} has bitfit {__version__}, this command is of {version}; install the same")

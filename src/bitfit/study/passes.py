@@ -6,7 +6,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from . import data as study_data
 from .data import Opening
 from .examples import Rows
 from .grid import Point
-from .store import Result, peak_memory, reset_peak
+from .store import Result, StoredPass, peak_memory, reset_peak
+from .stored import StoredCheckpoints
 
 LOSS_POINTS = 120  # points of the training loss that a result keeps
 KEPT_TOKENS = 50_000_000  # encoded data that a process keeps; about 800 MB, and as much again for its texts
@@ -50,6 +51,8 @@ class Pass:
     memory: float
     threads: int | None
     seconds: float = SECONDS  # between checkpoints
+    stored: StoredPass | None = None  # where a storage has its checkpoints and its results
+    fingerprint: str | None = None  # of the base, if it is known
 
 
 Engine = Callable[[Sequence[Pass], Progress], Iterator[tuple[Pass, list[Result]]]]
@@ -96,6 +99,11 @@ class Workspace:
         self._opened = {known: opened for known, opened in self._opened.items() if known == opening}
         self._sources = {key: source for key, source in self._sources.items() if key[0] == opening.task}
 
+    def know_fingerprint(self, fingerprint: str | None) -> None:
+        """Take over the fingerprint of the base, so that this process does not read all weights to compute it."""
+        if self.base.known_fingerprint is None:
+            self.base = replace(self.base, known_fingerprint=fingerprint)
+
     def _open(self, opening: Opening) -> Opened:
         key = opening.task, opening.data
         if key not in self._sources:
@@ -119,7 +127,10 @@ def workspace(base: str | None) -> Workspace:
 def perform(work: Pass, watch: Watch) -> list[Result]:
     """Train one pass from its last checkpoint on; the results of its trials."""
     job = workspace(work.opening.base).open(work.opening).job
-    return [result for result, _ in perform_on(job, work, watch)]
+    results = [result for result, _ in perform_on(job, work, watch)]
+    if work.stored is not None:
+        work.stored.finished(results)
+    return results
 
 
 def perform_on(job: Job, work: Pass, watch: Watch, gap: bool = True) -> list[tuple[Result, Outcome]]:
@@ -127,7 +138,7 @@ def perform_on(job: Job, work: Pass, watch: Watch, gap: bool = True) -> list[tup
 
     With `gap` training rows are scored too.
     """
-    store = Store(work.folder, " ".join(work.keys), work.seconds)
+    store = _checkpoints(work)
     reset_peak()
     began, cpu_began = time.monotonic(), time.process_time()
     job.stop.requested = False
@@ -149,6 +160,13 @@ def perform_on(job: Job, work: Pass, watch: Watch, gap: bool = True) -> list[tup
             result = record(outcome, key, job.base.name, work.opening.task, len(job.train), facts | examples)
             results.append((result, outcome))
     return results
+
+
+def _checkpoints(work: Pass) -> Store:
+    key = " ".join(work.keys)
+    if work.stored is None:
+        return Store(work.folder, key, work.seconds)
+    return StoredCheckpoints(work.stored, work.folder, key, work.seconds)
 
 
 def _examples(job: Job, outcome: Outcome) -> dict[str, str]:

@@ -45,6 +45,7 @@ class Campaign:
     skipped: dict[str, str] = field(default_factory=dict)  # task or method -> why
     keys: dict[Point, str] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)  # of each task's data
+    folders: dict[str, str] = field(default_factory=dict)  # of tasks whose data is not in the folder `data`
 
     def __post_init__(self) -> None:
         known = [method.name for method in self.study.methods]
@@ -103,7 +104,7 @@ class Campaign:
         return Opening(
             base=self.base,
             task=point.task,
-            data=self.data,
+            data=self.folders.get(point.task, self.data),
             split=protocol.split,
             size=point.size,
             dev_size=settings.dev_size,
@@ -179,7 +180,8 @@ class Campaign:
         folder = self.results.pass_folder(self.study.name, self.name, keys)
         work = sum(forecast.trial_work(job, resolved) for resolved in group)
         memory = forecast.memory(job, group)
-        return Pass(opening, points, trials, keys, folder, work, memory, self.threads, self.checkpoint_seconds)
+        stored = self.results.stored_pass(folder)
+        return Pass(opening, points, trials, keys, folder, work, memory, self.threads, self.checkpoint_seconds, stored)
 
     # ---- the manifest
 

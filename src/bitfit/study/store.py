@@ -21,6 +21,7 @@ from typing import Any
 
 from .. import files
 from ..errors import DataError, UsageError
+from ..data.storage import Storage
 from ..values import Value, read_known
 from .examples import Rows
 from .grid import Point, by_cell
@@ -75,6 +76,19 @@ def key_of(trial: Mapping[str, Any], data: str, base: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
+@dataclass(frozen=True)
+class StoredPass:
+    """Where a storage has the checkpoints of a pass and, once it is finished, its results."""
+
+    url: str
+    name: str
+
+    def finished(self, results: Iterable[Result]) -> None:
+        """Store the results of the pass. They are committed by the run, or by the next one."""
+        text = json.dumps([asdict(result) for result in results], allow_nan=False)
+        Storage(self.url).write(f"{self.name}/{JOURNAL}", text.encode())
+
+
 class Results:
     """A folder of results: trials/ holds one file per trial, STUDY/BASE.json says which of them are a study's."""
 
@@ -95,6 +109,10 @@ class Results:
         """The folder of a pass's checkpoints while it runs."""
         name = hashlib.sha256(" ".join(keys).encode()).hexdigest()[:16]
         return self.folder / "passes" / study / slug(base) / name
+
+    def stored_pass(self, folder: Path) -> StoredPass | None:
+        """Where a storage has a pass; None: there is no storage."""
+        return None
 
     def commit(self, folder: Path, results: Iterable[Result]) -> None:
         """Store the results of a finished pass."""
@@ -117,13 +135,16 @@ class Results:
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Write which trials belong to a study on a base, and how it was run; cells of earlier like runs stay in it."""
-        base = manifest.base
-        # With the fingerprint, since two base folders may have the same name.
-        path = self.folder / manifest.study / f"{slug(base.name)}-{base.fingerprint[:6]}.json"
+        path = self.manifest_path(manifest)
         earlier = _load(path) if path.is_file() else None
         if isinstance(earlier, dict) and "runs" in earlier:
             manifest = manifest.joined(_typed(Manifest, path))
         _dump(path, asdict(manifest))
+
+    def manifest_path(self, manifest: Manifest) -> Path:
+        """The file of a manifest. It has the fingerprint, since two base folders may have the same name."""
+        base = manifest.base
+        return self.folder / manifest.study / f"{slug(base.name)}-{base.fingerprint[:6]}.json"
 
     def manifests(self, study: str) -> list[Manifest]:
         """The manifests of a study, one per base."""
@@ -177,6 +198,11 @@ def standings(results: Mapping[Point, Result | None]) -> dict[Point, float | Non
 def slug(name: str) -> str:
     """A name as a file name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "--", name).strip(".-") or "base"
+
+
+def load_manifest(path: Path) -> Manifest:
+    """A manifest from its file."""
+    return _typed(Manifest, path)
 
 
 def _typed(kind: type[Value], path: Path) -> Value:
