@@ -10,8 +10,8 @@ import uuid
 import pytest
 
 from bitfit.cli.main import run
-from bitfit.errors import Interrupted, UsageError
 from bitfit.data.storage import Storage
+from bitfit.errors import Interrupted, UsageError
 from bitfit.study import passes, runner
 from bitfit.study.grid import Settings
 from bitfit.study.runner import Campaign

@@ -18,9 +18,9 @@ from typing import Any
 
 from .. import __version__
 from ..data.sources import cache
+from ..data.storage import Storage
 from ..errors import UsageError
 from ..model.cluster import check_version, connect
-from ..data.storage import Storage
 from .passes import Engine, Pass, Progress, perform, workspace
 from .shipping import Shipment, Shipping, unpacked
 from .store import Result

@@ -16,9 +16,9 @@ from typing import Any
 
 from ..data import sources
 from ..data.named import find
+from ..data.storage import Storage
 from ..errors import DataError, ModelError
 from ..model.base import locate, make_mappable
-from ..data.storage import Storage
 from .passes import Engine, Pass, Progress
 from .store import Result, slug
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import DataError, UsageError
 from ..data.storage import Storage
+from ..errors import DataError, UsageError
 from ..values import Value, read_known
 from .examples import Rows
 from .grid import Point, by_cell

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ..arrays import Tensors
-from ..errors import UsageError
 from ..data.storage import Storage
+from ..errors import UsageError
 from ..training.checkpoint import KEPT, SHARE, Store
 from .manifest import Manifest
 from .store import JOURNAL, Result, Results, StoredPass, load_manifest
