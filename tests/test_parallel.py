@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bitfit import Plan, train
+from bitfit.data.on_disk import DiskTexts, NodeRows
 from bitfit.errors import UsageError
 from bitfit.training.group import Group, join, leave
 from bitfit.training.run import train_in_group
@@ -72,6 +73,34 @@ def test_workers_train_the_delta_of_one_process(folders, csv_file, tmp_path, arc
             assert own.dev == pytest.approx(other.dev, abs=0.05)
     assert all(np.array_equal(shared[0].best.delta.tensors[name], values)
                for name, values in shared[1].best.delta.tensors.items())  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["single.csv", "pairs.csv", "numbers.jsonl"])
+def test_rows_on_disk_train_the_delta_of_rows_in_memory(folders, tmp_path, name):
+    """One worker reads for all; repeated and conflicting texts are split as in memory."""
+    path = tmp_path / name
+    rows = [*reviews(64), *reviews(12), ("the film", "positive"), ("the film", "negative"), ("é𝄞 film", "positive")]
+    if name == "numbers.jsonl":
+        lines = [json.dumps({"text": text, "label": 0.5 + len(text) / 7}) for text, _ in rows]
+    elif name == "pairs.csv":
+        lines = ["text,text_pair,label", *(f"{text},{text[::-1]},{label}" for text, label in rows)]
+    else:
+        lines = ["text,label", *(f"{text},{label}" for text, label in rows)]
+    path.write_text("\n".join(lines) + "\n")
+    plan = Plan(lr=1e-3, batch=4, epochs=2)
+    alone = train(path, str(folders("bert")), plan=plan)
+
+    def work(group):
+        shared = NodeRows(tmp_path / "rows", leader=group.rank == 0)
+        run = train_in_group(group, path, str(folders("bert")), plan, None, False, rows=shared)
+        assert isinstance(run.dataset.train.texts, DiskTexts)
+        return run, list(run.dataset.train.texts), list(run.dataset.dev.texts)
+
+    for run, train_texts, dev_texts in together(tmp_path, 2, work):
+        assert train_texts == alone.dataset.train.texts
+        assert dev_texts == alone.dataset.dev.texts
+        assert run.notes[: len(alone.notes)] == alone.notes
+        same(alone.best.delta, run.best.delta)
 
 
 def test_words_of_all_workers_count_alike(folders, tmp_path):

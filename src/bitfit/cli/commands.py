@@ -63,7 +63,7 @@ def train(args: argparse.Namespace) -> None:
         options = {"out": target, "resume": args.resume, "watch": watch, "say": show.note, **_checkpoint_seconds()}
         run: Any
         if args.engine == "ray":
-            run = _train_on_ray(args, plan, target)
+            run = _train_on_ray(args, plan, target, watch)
         else:
             run = start(args.source, args.base, plan=plan, **options)
     seconds = time.monotonic() - began
@@ -83,12 +83,13 @@ def train(args: argparse.Namespace) -> None:
         show.run(run, target, seconds, args.base)
 
 
-def _train_on_ray(args: argparse.Namespace, plan: Plan, target: Path) -> Any:
+def _train_on_ray(args: argparse.Namespace, plan: Plan, target: Path, watch: Any) -> Any:
     from ..training.ray_training import train_on_ray
     from . import show
 
     where = {"address": args.address, "workers": args.workers}
-    options: dict[str, Any] = {"resume": args.resume, "say": show.note, **where, **_checkpoint_seconds()}
+    options: dict[str, Any] = {"resume": args.resume, "say": show.note, "watch": watch, **where}
+    options |= _checkpoint_seconds()
     return train_on_ray(args.source, args.base, plan, target, **options)
 
 

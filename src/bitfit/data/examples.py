@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from .on_disk import DiskTexts
 from .source import RowSource
 
 Kind = str
@@ -61,6 +65,10 @@ class Examples:
         indices = list(indices)
 
         def take(column: list[Any]) -> list[Any]:
+            if isinstance(column, DiskTexts):
+                return column.take(indices)
+            if isinstance(column, array):
+                return array(column.typecode, [column[i] for i in indices])
             return [column[i] for i in indices] if column else []
 
         pairs = None if self.pairs is None else take(self.pairs)
@@ -99,14 +107,29 @@ class Dataset:
     held_out: bool = False  # whether dev was split off the training rows and may be trained on in the end
 
 
-def duplicates(examples: Examples, by_pair: bool = False) -> list[list[int]]:
+def duplicates(examples: Examples, by_pair: bool = False) -> Iterator[list[int]]:
     """Indices grouped by equal text and second text (or by the second alone), in order of first appearance."""
     second = examples.pairs or examples.texts
     first = second if by_pair else examples.texts
+    if isinstance(first, DiskTexts) and isinstance(second, DiskTexts):
+        yield from _equal_on_disk(first, second)
+        return
     groups: dict[tuple[Any, str], list[int]] = {}
     for i, key in enumerate(zip(first, second, strict=True)):
         groups.setdefault(key, []).append(i)
-    return list(groups.values())
+    yield from groups.values()
+
+
+def _equal_on_disk(first: DiskTexts, second: DiskTexts) -> Iterator[list[int]]:
+    """The same for texts that are not in memory: compared by digests, which take 16 bytes each."""
+    digests = np.concatenate([first.digests(), second.digests()], axis=1) if second is not first else first.digests()
+    order = np.lexsort(digests.T)  # stable: equal texts stay in their order
+    differs = (digests[order[1:]] != digests[order[:-1]]).any(axis=1)
+    del digests
+    starts = np.concatenate([[0], np.flatnonzero(differs) + 1, [len(order)]])
+    by_appearance = np.argsort(order[starts[:-1]], kind="stable") if len(order) else []
+    for group in by_appearance:
+        yield order[starts[group] : starts[group + 1]].tolist()
 
 
 def agree(examples: Examples, group: list[int]) -> bool:

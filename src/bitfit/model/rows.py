@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..arrays import Array
+from ..data.on_disk import Numbers, in_memory
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,21 @@ class Rows:
         return np.diff(self.starts)
 
     @classmethod
-    def join(cls, parts: Sequence[Rows]) -> Rows:
-        """Several sets of rows, one after the other."""
-        none = np.zeros(0, np.int64)
-        lengths = np.concatenate([none, *(part.lengths for part in parts)])
-        ids = np.concatenate([none, *(part.ids for part in parts)])
-        types = np.concatenate([none, *(part.types for part in parts)])
-        windows = None
-        if any(part.windows is not None for part in parts):
-            windows = _starts(np.concatenate([part.by_window.lengths for part in parts]))
-        return cls(ids, types, _starts(lengths), sum(part.cut for part in parts), windows=windows)
+    def join(cls, parts: Iterable[Rows]) -> Rows:
+        """Several sets of rows, one after the other; in files, if that is where rows are kept."""
+        ids, types = Numbers(np.int32), Numbers(np.int8)
+        lengths, window_lengths = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        has_windows = False
+        cut = 0
+        for part in parts:
+            ids.add(part.ids)
+            types.add(part.types)
+            lengths.append(part.lengths)
+            window_lengths.append(part.by_window.lengths)
+            has_windows = has_windows or part.windows is not None
+            cut += part.cut
+        windows = _starts(np.concatenate(window_lengths)) if has_windows else None
+        return cls(ids.array(), types.array(), _starts(np.concatenate(lengths)), cut, windows=windows)
 
     @property
     def by_window(self) -> Rows:
@@ -87,12 +93,13 @@ class Rows:
         """The chosen rows, in this order, with the outputs of frozen layers that all lanes share."""
         source = self.tokens(chosen)
         numbers = self.windows_of(chosen)
-        windows = None if self.windows is None else _starts(np.diff(self.windows)[numbers])
+        windows = None if self.windows is None else _starts(self.windows[numbers + 1] - self.windows[numbers])
         known = self.known
         if known is not None:
             known = replace(known, states=known.states[numbers if known.by_text else source])
-        starts = _starts(self.lengths[chosen])
-        return Rows(self.ids[source], self.types[source], starts, known=known, windows=windows)
+        starts = _starts(self._lengths_of(chosen))
+        ids, types = in_memory(self.ids[source]), in_memory(self.types[source])
+        return Rows(ids, types, starts, known=known, windows=windows)
 
     def share(self, span: slice) -> Rows:
         """One worker's rows of a batch; they remember how many windows and tokens come before them."""
@@ -103,7 +110,12 @@ class Rows:
 
     def tokens(self, chosen: Array) -> Array:
         """The indices of the tokens of the chosen rows in `ids`."""
-        return _ranges(self.starts[:-1][chosen], self.lengths[chosen])
+        return _ranges(self.starts[:-1][chosen], self._lengths_of(chosen))
+
+    def _lengths_of(self, chosen: Array) -> Array:
+        """Tokens of the chosen rows; those of all rows would be computed for every batch."""
+        lengths: Array = self.starts[chosen + 1] - self.starts[chosen]
+        return lengths
 
     def padded(self, pad: int) -> tuple[Array, Array, Array]:
         """Ids, segment ids and mask of a batch, padded to the longest row."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -125,11 +125,17 @@ class Encoder:
 
     def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Rows:
         """Encode texts or pairs of texts; `self.long` says what is read of those that are too long."""
-        inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         read = {"head": self._slice, "head+tail": self._ends, "windows": self._text_windows}[self.long]
-        # In slices: an encoding is many times larger than its ids, and a signal waits for the call to return.
-        slices = [read(inputs[i : i + SLICE]) for i in range(0, len(inputs), SLICE)]
-        return Rows.join(slices)
+
+        def slices() -> Iterator[Rows]:
+            # An encoding is many times larger than its ids, and a signal waits for the call to return.
+            for start in range(0, len(texts), SLICE):
+                inputs: Sequence[Any] = texts[start : start + SLICE]
+                if pairs is not None:
+                    inputs = list(zip(inputs, pairs[start : start + SLICE], strict=True))
+                yield read(inputs)
+
+        return Rows.join(slices())
 
     def _slice(self, inputs: Sequence[Any]) -> Rows:
         encodings = self._tokenizer.encode_batch_fast(inputs)

@@ -15,6 +15,7 @@ from ..arrays import Array
 from ..bank.bank import Bank
 from ..data.examples import Dataset, Examples
 from ..data.named import NamedTask
+from ..data.on_disk import NodeRows
 from ..delta.meta import HEAD_OF_TEXT
 from ..errors import UsageError
 from ..model.base import Base
@@ -163,10 +164,11 @@ def open_job(
     stride: int | None = None,
     long: str = HEAD_OF_TEXT,
     device: str = "auto",
+    rows: NodeRows | None = None,
 ) -> Job:
     """Encode a data set for a base; metric, positive class and length come from the named task if they are not given.
 
-    The base is moved to the device.
+    The base is moved to the device. With `rows` one process of a machine encodes the data for all of its processes.
     """
     if max_length is None and named is not None and named.max_length:
         max_length = min(named.max_length, base.max_length)
@@ -176,7 +178,11 @@ def open_job(
     if long != HEAD_OF_TEXT and dataset.columns.text_pair is not None and not task.by_token:
         raise UsageError(f"--long {long}: only single texts can be read so, and these are pairs; remove --long")
     encoder = task.encoder(base, max_length, stride, long)
-    train = encode_part(task, encoder, dataset.train, chosen_device)
+    if rows is None:
+        train = encode_part(task, encoder, dataset.train, chosen_device)
+    else:
+        encoded = rows.get("train", lambda: task.encode(encoder, dataset.train))
+        train = part_of(task, encoded, dataset.train, chosen_device)
     dev = encode_part(task, encoder, dataset.dev, chosen_device)
     for name, part in (("train", train), ("dev", dev)):
         for text in task.remarks(encoder, part.encoded, part.examples):
@@ -201,6 +207,10 @@ def _task(dataset: Dataset, named: NamedTask | None, metric: str | None, positiv
 
 def encode_part(task: Task, encoder: Encoder, examples: Examples, device: torch.device) -> Part:
     """Encode examples and their targets."""
-    encoded = task.encode(encoder, examples)
+    return part_of(task, task.encode(encoder, examples), examples, device)
+
+
+def part_of(task: Task, encoded: Encoded, examples: Examples, device: torch.device) -> Part:
+    """Examples that are encoded, with their targets."""
     targets = torch.from_numpy(task.targets(encoded, examples))
     return Part(examples, encoded, targets.to(device), task.by_token)

@@ -177,7 +177,7 @@ def batch_rows(trial: Trial, step: int, rows: int) -> Array:
     """The training rows of a trial's batch at a step (from 1), in an order that is drawn for each epoch."""
     epoch, number = divmod(step - 1, steps_per_epoch(trial, rows))
     start = number * trial.batch
-    return _order(trial.seed, epoch, rows)[start : start + trial.batch]
+    return _order(trial.seed, epoch, rows)[start : start + trial.batch].astype(np.int64)
 
 
 def drops_out(trial: Trial, step: int, rows: int) -> bool:
@@ -188,9 +188,20 @@ def drops_out(trial: Trial, step: int, rows: int) -> bool:
     return (step - 1) % steps < max(1, round(steps / 10))
 
 
-@lru_cache(maxsize=32)
 def _order(seed: int, epoch: int, rows: int) -> Array:
-    return np.random.default_rng((seed, epoch)).permutation(rows)
+    """The order of the rows in an epoch. Only the last epoch of each seed is kept: an order is as long as the data."""
+    kept = _orders(seed, rows)
+    if epoch not in kept:
+        kept.clear()
+        order = np.random.default_rng((seed, epoch)).permutation(rows)
+        kept[epoch] = order.astype(np.int32) if rows < 1 << 31 else order
+    return kept[epoch]
+
+
+@lru_cache(maxsize=32)
+def _orders(seed: int, rows: int) -> dict[int, Array]:
+    """The orders that are kept, by epoch."""
+    return {}
 
 
 def steps_per_epoch(trial: Trial, rows: int) -> int:

@@ -21,6 +21,7 @@ from ..data import sources
 from ..data.examples import Dataset, Files
 from ..data.memory import Data, source_of_data
 from ..data.named import NamedTask
+from ..data.on_disk import NodeRows
 from ..data.source import StrPath
 from ..delta.delta import Delta
 from ..errors import DeltaError, Diverged, UsageError, suggest
@@ -120,14 +121,21 @@ def train_in_group(
     out: str | Path | None,
     resume: bool,
     checkpoint_seconds: float = SECONDS,
+    watch: Watch | None = None,
+    rows: NodeRows | None = None,
 ) -> Run:
-    """The part of one worker in a training by several; every worker returns the same run."""
+    """The part of one worker in a training by several; every worker returns the same run.
+
+    With `rows` one worker of each machine reads and tokenises the data, into files that all of its workers map.
+    """
     if isinstance(plan.train_size, Sequence):
         raise UsageError("several workers train on one size at a time: give one --train-size")
     if "diff_pruning" in plan.select:
         raise UsageError("diff_pruning learns its selection in one process: use --engine local")
     data = source_of_data(source)
-    return _train(data, base, plan, plan.train_size, out, resume, silent, silent, checkpoint_seconds, group)
+    return _train(
+        data, base, plan, plan.train_size, out, resume, watch or silent, silent, checkpoint_seconds, group, rows
+    )
 
 
 def sweep(
@@ -191,6 +199,7 @@ def _train(
     say: Note,
     checkpoint_seconds: float,
     group: Group | None = None,
+    rows: NodeRows | None = None,
 ) -> Run:
     """One run of a checked plan at one train size. Of several workers only the first one writes files."""
     group = group or Group()
@@ -210,7 +219,7 @@ def _train(
         say(text)
 
     with threads(plan.threads):
-        job, trials = prepare(source, base, plan, note, size)
+        job, trials = prepare(source, base, plan, note, size, rows)
         job = replace(job, group=group)
         groups = passes(trials, plan.lanes)
         folder = None if out is None else run_folder(out)
@@ -300,10 +309,15 @@ def sized(out: str | Path, size: int) -> Path:
 
 
 def prepare(
-    source: StrPath | Dataset | Files, base: Base | str | None, plan: Plan, note: Note, size: int | None = None
+    source: StrPath | Dataset | Files,
+    base: Base | str | None,
+    plan: Plan,
+    note: Note,
+    size: int | None = None,
+    rows: NodeRows | None = None,
 ) -> tuple[Job, list[Resolved]]:
     """Read the data, load the base, encode, resolve the trials: everything before the first step."""
-    dataset, named = (source, None) if isinstance(source, Dataset) else _read(source, plan, size)
+    dataset, named = _dataset(source, plan, size, rows)
     for text in dataset.notes:
         note(text)
     loaded = _loaded(base, plan)
@@ -312,7 +326,7 @@ def prepare(
         note(f"The base is stored in {loaded.dtype}: {loaded.bytes / 1e6:,.0f} MB, {full / 1e6:,.0f} MB in {FULL}.")
     job = open_job(
         dataset, loaded, note, named=named, metric=plan.metric, positive=plan.positive,
-        max_length=plan.max_length, stride=plan.stride, long=plan.long, device=plan.device,
+        max_length=plan.max_length, stride=plan.stride, long=plan.long, device=plan.device, rows=rows,
     )  # fmt: skip
     if follows_recipe(plan) and plan.metric is None and named is None:
         job = with_fair_metric(job, note)
@@ -330,6 +344,17 @@ def with_fair_metric(job: Job, note: Note) -> Job:
     rarest = task.labels[int(counts.argmin())]
     note(f'Class "{rarest}" is rare ({counts.min():,} of {len(labels):,} rows), so macro F1 is the main metric.')
     return replace(job, task=replace(task, metric="macro_f1"))
+
+
+def _dataset(
+    source: StrPath | Dataset | Files, plan: Plan, size: int | None, rows: NodeRows | None
+) -> tuple[Dataset, NamedTask | None]:
+    """The data set, and the named task that it follows, if any."""
+    if isinstance(source, Dataset):
+        return source, None
+    if rows is None:
+        return _read(source, plan, size)
+    return rows.get("dataset", lambda: _read(source, plan, size))
 
 
 def _read(source: StrPath | Files, plan: Plan, size: int | None) -> tuple[Dataset, NamedTask | None]:

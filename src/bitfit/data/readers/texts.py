@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from ...errors import DataError, suggest
 from ..columns import MANY_CLASSES, Sample, find_columns, is_missing, number
 from ..examples import Columns, Examples, Table, conflicts, shortened, skipped
 from ..formats import fault, rows
+from ..on_disk import number_column, text_column
 from ..source import RowSource
 from .reader import Reader, Record, counts_by_name
 
@@ -35,7 +37,8 @@ class TextReader(Reader):
         """All records with a text and a label."""
         path = sample.path
         names = self.label_columns(sample, columns.label)
-        usable: list[tuple[int, str, str | None, object]] = []
+        texts, pairs, lines = text_column(), text_column(), number_column()
+        labels: list[object] = []
         empty: list[int] = []
         unlabelled: list[int] = []
         for line, values in rows(path):
@@ -47,11 +50,14 @@ class TextReader(Reader):
             if label is None:
                 unlabelled.append(line)
             else:
-                usable.append((line, text, pair, label))
+                lines.append(line)
+                texts.append(text)
+                if pair is not None:
+                    pairs.append(pair)
+                labels.append(sys.intern(label) if type(label) is str else label)  # few labels, many rows
         notes = [*skipped(path, "an empty text", empty), *skipped(path, "no label", unlabelled)]
-        if not usable:
+        if not labels:
             raise DataError(f"{path} has no usable row. {' '.join(notes)}")
-        lines, texts, pairs, labels = (list(column) for column in zip(*usable, strict=True))
         return Table(path, texts, pairs if columns.text_pair else None, labels, lines, notes)
 
     def stream(self, path: RowSource, columns: Columns) -> Iterator[Record]:
