@@ -127,8 +127,9 @@ def _equal_on_disk(first: DiskTexts, second: DiskTexts) -> Iterator[list[int]]:
     differs = (digests[order[1:]] != digests[order[:-1]]).any(axis=1)
     del digests
     starts = np.concatenate([[0], np.flatnonzero(differs) + 1, [len(order)]])
-    by_appearance = np.argsort(order[starts[:-1]], kind="stable") if len(order) else []
-    for group in by_appearance:
+    if not len(order):
+        return
+    for group in np.argsort(order[starts[:-1]], kind="stable"):
         yield order[starts[group] : starts[group + 1]].tolist()
 
 

@@ -96,7 +96,7 @@ def _chunks(tensor: Tensor) -> tuple[Tensor, ...]:
     if not tensor.dim() or not tensor.is_contiguous():
         return (tensor,)
     numbers_per_row = max(1, tensor[0].numel())
-    return tensor.split(max(1, CHUNK // numbers_per_row))
+    return torch.split(tensor, max(1, CHUNK // numbers_per_row))
 
 
 def release(tensor: Tensor) -> None:
