@@ -11,7 +11,7 @@ import glob
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,8 @@ class Scoring:
         """The ending of the parts of an input file."""
         if self.format is not None:
             return f".{self.format}"
-        own = extension(file)
-        return own if own in WRITERS else ".csv"
+        ending = extension(file)
+        return ending if ending in WRITERS else ".csv"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Scored:
 
 @dataclass
 class Summary:
-    """What became of a whole scoring."""
+    """What became of all units of a scoring."""
 
     parts: int = 0
     kept: int = 0
@@ -162,7 +162,7 @@ def _inputs(pattern: str) -> dict[Path, Path]:
         root, rest = Path(pattern), "*"
     else:
         parts = Path(pattern).parts
-        fixed = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+        fixed = next(number for number, part in enumerate(parts) if glob.has_magic(part))
         root, rest = Path(*parts[:fixed]), str(Path(*parts[fixed:]))
     found = sorted(path for path in root.glob(rest) if path.is_file())
     if Path(pattern).is_dir():
@@ -252,7 +252,7 @@ def _stamp(file: Path) -> list[int]:
 
 @dataclass(frozen=True)
 class _Member:
-    """A delta that rows can name."""
+    """A delta that rows can name, and its number in the predictor."""
 
     number: int
     task: Task
@@ -315,26 +315,27 @@ class Scorer:
 
     def score(self, unit: Unit) -> Scored:
         """Answer the rows of a unit and write its parts; those that exist are kept."""
-        size, ending = self.scoring.part_rows, self.scoring.ending(unit.file)
-        name = str(unit.file)
+        ending = self.scoring.ending(unit.file)
+        scored = Scored(str(unit.file))
         if unit.part is not None and unit.path(unit.part, ending).is_file():
-            return Scored(name, kept=1)
-        found = Scored(name)
+            return replace(scored, kept=1)
         try:
             source = _read(unit, self.scoring)
             table = _Table(self, Sample.of(DataFile(unit.file, self.scoring.encoding, tolerant=True)))
             part = unit.part or 0
-            while chunk := list(islice(source, size)):
-                path = unit.path(part, ending)
-                if path.is_file():
-                    found = Scored(name, found.parts, found.kept + 1, found.rows, found.errors)
-                else:
-                    errors = table.write(path, chunk)
-                    found = Scored(name, found.parts + 1, found.kept, found.rows + len(chunk), found.errors + errors)
+            while chunk := list(islice(source, self.scoring.part_rows)):
+                scored = self._score_part(table, unit.path(part, ending), chunk, scored)
                 part += 1
         except (DataError, OSError) as error:
-            return Scored(name, found.parts, found.kept, found.rows, found.errors, str(error))
-        return found
+            return replace(scored, failure=str(error))
+        return scored
+
+    def _score_part(self, table: _Table, path: Path, chunk: Sequence[Row], scored: Scored) -> Scored:
+        """Write a part unless it exists; returns the counts with those of the part."""
+        if path.is_file():
+            return replace(scored, kept=scored.kept + 1)
+        errors = table.write(path, chunk)
+        return replace(scored, parts=scored.parts + 1, rows=scored.rows + len(chunk), errors=scored.errors + errors)
 
     def answers(self, requests: Sequence[tuple[int, Text] | str]) -> list[dict[str, Any] | str]:
         """The answer to each request, or why there is none; a text stands for a request that has failed already."""
@@ -367,22 +368,31 @@ def _parquet_part(file: Path, start: int, count: int) -> Iterator[Row]:
 
     try:
         table = pyarrow.parquet.ParquetFile(file)
-        groups, first, place = [], None, 0
-        for group in range(table.num_row_groups):
-            own = table.metadata.row_group(group).num_rows
-            if place + own > start and place < start + count:
-                first = place if first is None else first
-                groups.append(group)
-            place += own
-        line = first or 0
+        groups, first = _row_groups(table, start, start + count)
         for batch in table.iter_batches(batch_size=CHUNK, row_groups=groups):
-            if line + len(batch) > start and line < start + count:
-                for number, values in enumerate(batch.to_pylist(), line):
-                    if start <= number < start + count:
-                        yield Row(number + 1, values)
-            line += len(batch)
+            # Of a batch that begins before the part, or ends behind it, only the rows in between.
+            begin, end = max(0, start - first), min(len(batch), start + count - first)
+            if begin < end:
+                values = batch.slice(begin, end - begin).to_pylist()
+                yield from (Row(line, row) for line, row in enumerate(values, first + begin + 1))
+            first += len(batch)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{file} is not a readable Parquet file: {error}.") from error
+
+
+def _row_groups(table: Any, start: int, end: int) -> tuple[list[int], int]:
+    """The row groups of a Parquet file with the rows from `start` to `end`, and the number of their first row."""
+    groups: list[int] = []
+    first_of_all = 0
+    first = 0
+    for number in range(table.num_row_groups):
+        count = table.metadata.row_group(number).num_rows
+        if first < end and first + count > start:
+            if not groups:
+                first_of_all = first
+            groups.append(number)
+        first += count
+    return groups, first_of_all
 
 
 class _Table:

@@ -1,8 +1,8 @@
 """Workers that train together: each computes its rows of every batch, and only what trains is summed.
 
-Every worker runs the whole program, with the same numbers at every step. What they exchange per step are the gradients
-of the selected entries and of the heads (one flat vector per lane) and the lanes' losses. Only the first worker reads
-and writes checkpoints.
+Every worker runs the same program and has the same values after every step. Per step they exchange the gradients of the
+selected entries and of the heads (one flat vector per lane) and the losses of the lanes. Only the first worker reads and
+writes checkpoints.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass
 class Group:
-    """This worker's place among those that train together; by default it is alone."""
+    """The number of this worker, and how many train together; by default it is alone."""
 
     rank: int = 0
     size: int = 1
@@ -35,7 +35,7 @@ class Group:
         return self.size == 1
 
     def share(self, count: int) -> slice:
-        """The part of so many rows that this worker computes; parts differ by one row at most."""
+        """Which of `count` rows this worker computes; the shares of workers differ by one row at most."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def sum_gradients(self, gradients: Tensor, losses: Tensor) -> None:
@@ -50,7 +50,7 @@ class Group:
         self.steps += 1
 
     def merge(self, outputs: Array) -> None:
-        """Complete an array of which each worker has filled other rows; the rest of it must be zeros."""
+        """Complete an array in which each worker has filled its rows and left zeros in the others."""
         if not self.alone:
             _distributed().all_reduce(torch.from_numpy(outputs))
 
@@ -65,10 +65,10 @@ class Group:
         """What the first worker makes, on every worker."""
         if self.alone:
             return make()
-        found: list[Any] = [make() if self.rank == 0 else None]
-        _distributed().broadcast_object_list(found, 0)
-        result: T = found[0]
-        return result
+        sent: list[Any] = [make() if self.rank == 0 else None]
+        _distributed().broadcast_object_list(sent, 0)
+        made: T = sent[0]
+        return made
 
 
 def join(rank: int, size: int, meeting: str, timeout: float = 1800.0) -> Group:
