@@ -1,8 +1,8 @@
 """Workers that train together: each computes its rows of every batch, and only what trains is summed.
 
 Every worker runs the same program and has the same values after every step. Per step they exchange the gradients of the
-selected entries and of the heads (one flat vector per lane) and the losses of the lanes. Only the first worker reads and
-writes checkpoints.
+selected entries and of the heads (one flat vector per lane) and the losses of the lanes. Only the first worker reads
+and writes checkpoints.
 """
 
 from __future__ import annotations
