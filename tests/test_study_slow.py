@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from bitfit.data import named
-from bitfit.study import spec
-from support import make_folder, write_tasks
+from bitfit.study import forecast, spec
+from support import make_folder, shared, write_tasks
 
 pytestmark = pytest.mark.slow
 TASKS = tuple(sorted({task for name in spec.names() for task in spec.load(name).tasks if named.find(task)}))
@@ -52,6 +52,18 @@ def test_every_study_runs_end_to_end_and_reports_all_it_promises(tiny, name, tmp
         assert f"<h3>{item.name}" in text
     assert "Nothing to draw yet" not in text and "the rest is missing" not in text
     assert len(list((tmp_path / "trials").iterdir())) > 1
+
+
+@pytest.mark.parametrize("name", spec.names())
+def test_the_small_run_that_a_page_prints_finds_its_base_and_data(name, tmp_path):
+    """On a machine with the data: $BITFIT_MODELS and $BITFIT_DATA are all that the printed command needs."""
+    folder = shared()
+    words = forecast.small_command(spec.load(name))[1:]
+    environment = {**os.environ, "BITFIT_MODELS": str(folder / "models"), "BITFIT_DATA": str(folder / "data")}
+    run = [sys.executable, "-m", "bitfit", *words, "--dry-run"]
+    done = subprocess.run(run, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "to run, 0 done" in " ".join(done.stdout.split())
 
 
 def test_a_study_killed_10_times_ends_with_the_results_of_one_run(tiny, tmp_path):

@@ -186,8 +186,14 @@ def _run_on(study: Study, base: str, settings: Settings, results: Results, args:
         trained = runner.run(campaign, _engine(args), command, show.note, meter)
     for name, why in campaign.skipped.items():
         show.note(f"left out: {name}: {why}")
-    show.note(f"{campaign.name}: {trained} trials trained, {len(campaign.keys) - trained} had been trained before")
+    before = _distinct_trials(campaign) - trained
+    show.note(f"{campaign.name}: {trained} trials trained, {before} had been trained before")
     return {"base": campaign.name, "trained": trained, "trials": len(campaign.keys), "skipped": campaign.skipped}
+
+
+def _distinct_trials(campaign: Any) -> int:
+    """How many trials a study has on a base; methods that are equal there share theirs."""
+    return len(set(campaign.keys.values()))
 
 
 def _engine(args: argparse.Namespace) -> Any:
@@ -211,6 +217,7 @@ def _forecast(campaign: Any, args: argparse.Namespace) -> dict[str, Any]:
     works = dry_run(campaign)
     pace = speed(campaign.results)
     trials = sum(len(work.trials) for work in works)
+    done = _distinct_trials(campaign) - trials
     seconds = sum(work.work for work in works) / pace
     memory = max((work.memory for work in works), default=0.0)
     if not args.json:
@@ -227,11 +234,11 @@ def _forecast(campaign: Any, args: argparse.Namespace) -> dict[str, Any]:
         for name, why in campaign.skipped.items():
             show.note(f"left out: {name}: {why}")
         show.out.print(
-            f"{trials} trials in {len(works)} passes to run, {len(campaign.keys) - trials} done; "
+            f"{trials} trials in {len(works)} passes to run, {done} done; "
             f"about {duration(seconds)} at {pace / 1e9:.0f} GFLOP/s, up to {show.size(memory)} of memory",
             soft_wrap=True,
         )  # fmt: skip
-    return {"base": campaign.name, "trials": trials, "passes": len(works), "done": len(campaign.keys) - trials,
+    return {"base": campaign.name, "trials": trials, "passes": len(works), "done": done,
             "seconds": seconds, "memory": memory, "skipped": campaign.skipped}  # fmt: skip
 
 
