@@ -370,7 +370,8 @@ def test_ctrl_c_exits_130_and_the_same_command_resumes(folder, tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "--resume" in errors and not out.exists()
-    assert subprocess.run(command).returncode == 0
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and " since it was resumed" in done.stdout
     assert out.exists()
 
 

@@ -82,3 +82,8 @@ def test_a_pipeline_answers_pairs_as_predict_does(bases, architecture, pool, tmp
         found = {item["label"]: item["score"] for item in items}
         answer = predict(delta, [(text, "the cast is great")], base)[0]
         assert found == pytest.approx(answer["scores"], abs=1e-5)
+
+
+def test_everybody_may_read_what_is_exported(base, tmp_path):
+    folder = export(delta_of(base, 0), base, tmp_path / "exported")
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o644}

@@ -164,7 +164,8 @@ def test_an_evaluation_counts_confusions_and_keeps_wrong_rows(base, delta, tmp_p
     answers = [answer["label"] for answer in predict(delta, [row["text"] for row in ROWS], base)]
     wrong = [i for i, answer in enumerate(answers) if answer != f"c{i % 2}"]
     assert [row["line"] - 2 for row in found.errors] == wrong
-    assert all(row["gold"] != row["label"] for row in found.errors)
+    assert all(row["label"] != row["predicted"] for row in found.errors)
+    assert all(type(row.precision) is float for row in found.by_class)
     assert sum(map(sum, found.confusion)) == 8 and sum(row.support for row in found.by_class) == 8
     assert found.confusion[0][0] + found.confusion[1][1] == 8 - len(wrong)
     assert found.scores == Predictor(delta, base).evaluate(path)[1]
@@ -205,7 +206,22 @@ def test_errors_keep_the_columns_of_their_rows(delta, base, tmp_path):
     for error in errors:
         number = int(error["id"].removeprefix("row "))
         assert next(iter(error)) == "id" and error["line"] == number + 2
-        assert (error["text"], error["gold"]) == (ROWS[number]["text"], f"c{number % 2}")
+        assert (error["text"], error["label"]) == (ROWS[number]["text"], f"c{number % 2}")
+        assert error["predicted"] != error["label"] and error["score"] == float(f"{error['score']:.6g}")
+
+
+def test_errors_of_a_frame_have_its_index_and_the_names_of_its_columns(delta, base):
+    pandas = pytest.importorskip("pandas")
+    rows = [{"question": row["text"], "category": f"c{i % 2}"} for i, row in enumerate(ROWS)]
+    names = [f"row {i}" for i in range(len(rows))]
+    errors = evaluate(delta, pandas.DataFrame(rows, index=names), base, text="question", label="category").errors
+    assert errors
+    for error in errors:
+        assert list(error)[:4] == ["index", "question", "category", "predicted"] and "line" not in error
+        assert rows[names.index(error["index"])]["category"] == error["category"] != error["predicted"]
+    assert [error["index"] for error in evaluate(delta, rows, base, text="question", label="category").errors] == [
+        names.index(error["index"]) for error in errors
+    ]
 
 
 def test_errors_do_not_replace_the_data(words, table, folders, capsys):

@@ -64,7 +64,9 @@ def test_a_run_is_short_to_read_and_a_table_in_a_notebook(base, csv_file):
 def test_training_says_in_python_what_it_says_on_the_command_line(base, csv_file, capsys):
     run = bitfit.train(csv_file, base, lr=1e-2, epochs=1)
     printed = capsys.readouterr()
-    assert printed.err.splitlines() == list(run.notes) and not printed.out
+    lines = printed.err.splitlines()
+    stages = [line for line in lines if line.endswith(" steps")]
+    assert stages and [line for line in lines if line not in stages] == list(run.notes) and not printed.out
     result = bitfit.evaluate(run.best.delta, csv_file, base)
     assert capsys.readouterr().err.splitlines() == list(result.notes)
 
@@ -76,7 +78,29 @@ def test_training_in_python_is_quiet_on_request(base, csv_file, capsys):
     assert capsys.readouterr() == ("", "")
     said = []
     bitfit.train(csv_file, base, lr=1e-2, epochs=1, say=said.append)
-    assert said and not capsys.readouterr().err
+    assert any(line.endswith(" steps") for line in said) and not capsys.readouterr().err
+
+
+def test_a_bar_ends_with_its_stage_and_shows_dev_only_if_there_is_one(monkeypatch):
+    from io import StringIO
+
+    from rich.console import Console
+
+    from bitfit import progress
+
+    screen = StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    monkeypatch.setattr(progress, "err", console)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    runner = SimpleNamespace(phase="search", best=-1e10, history=SimpleNamespace(losses=[SimpleNamespace(loss=0.5)]))
+    assert "dev" not in progress._state([runner]) and "loss 0.500" in progress._state([runner])
+    with progress.training_bar() as watch:
+        watch(0, 1, 2, [runner])
+        watch(0, 2, 2, [runner])
+        console.print("the story")
+        shown = screen.getvalue()
+    before, _, after = shown.partition("the story")
+    assert "search" in before and "search" not in after
 
 
 def test_a_notebook_shows_progress_on_one_line(base, csv_file, capsys, monkeypatch):

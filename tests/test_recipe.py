@@ -282,12 +282,20 @@ def test_many_rows_hold_out_one_part_and_are_all_trained_on(base, larger, quick,
     assert [outcome.status for outcome in run.trials].count("dropped") == 1
 
 
-def test_json_and_suspects_tell_the_story(base, folders, csv_file, tmp_path, capsys, quick):
+@pytest.fixture
+def doubtful(monkeypatch):
+    """Every row that is predicted wrongly looks wrong."""
+    monkeypatch.setattr("bitfit.training.explain.SURE", 0.0)
+    monkeypatch.setattr("bitfit.training.explain.DOUBTED", 1.0)
+
+
+def test_json_and_suspects_tell_the_story(base, folders, csv_file, tmp_path, capsys, quick, doubtful):
     from bitfit.cli.main import run
 
     rows = csv_file.read_text().splitlines()
     text, label = rows[1].rsplit(",", 1)
     rows[1] = f"{text},{'negative' if label == 'positive' else 'positive'}"
+    rows = [f"{row},{number}" if number else f"{row},note" for number, row in enumerate(rows)]
     csv_file.write_text("\n".join(rows) + "\n")
     suspects = tmp_path / "suspects.csv"
     words = ["train", str(csv_file), "--base", str(folders("bert")), "--out", str(tmp_path / "d.safetensors")]
@@ -295,9 +303,29 @@ def test_json_and_suspects_tell_the_story(base, folders, csv_file, tmp_path, cap
     shown = json.loads(capsys.readouterr().out)
     assert shown["recipe"] == "default"
     assert {"candidates", "expected", "calibration", "classes", "confusions", "curve"} <= set(shown["story"])
-    assert [int(row["line"]) for row in csv.DictReader(suspects.read_text().splitlines())] == [
-        row["line"] for row in shown["story"]["suspects"]
-    ]
+    written = list(csv.DictReader(suspects.read_text().splitlines()))
+    assert written and [int(row["line"]) for row in written] == [row["line"] for row in shown["story"]["suspects"]]
+    for row in written:
+        assert int(row["note"]) == int(row["line"]) - 1, "the columns of the file are kept"
+        assert row["label"] != row["predicted"] and len(row["probability"]) <= 8
+    assert run([*words, "--suspects", str(suspects)]) == 0
+    assert "expected on new data: " in capsys.readouterr().out
+
+
+def test_suspects_of_a_frame_have_its_index(base, csv_file, quick, doubtful):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.read_csv(csv_file)
+    frame.index = [f"row {number}" for number in frame.index]
+    found = train(frame, base, quiet=True).story.suspects
+    assert found
+    for suspect in found:
+        assert frame.loc[suspect.line, ["text", "label"]].tolist() == [suspect.text, suspect.label]
+
+
+def test_a_plain_training_that_learns_nothing_advises_the_default_recipe(base, csv_file):
+    run = train(csv_file, base, lr=1e-9, epochs=1, select="none", head="bias", quiet=True)
+    assert run.best.dev <= run.majority
+    assert any("remove --lr" in note for note in run.notes)
 
 
 def test_studies_solve_the_head_of_a_frozen_base_whatever_the_rate(base, csv_file):

@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAPERS = ("bitfit", "bitfit-plus", "what-to-freeze", "bert-tiny-imdb")
@@ -171,11 +172,17 @@ def http_routes() -> str:
     for operation in Handlers(None).operations():  # type: ignore[arg-type]
         takes = operation.request.__name__ if operation.request else "a delta file" if operation.takes_file else ""
         if operation.query is not None:
-            takes = ", ".join(_code(name) for name in operation.query.model_fields)
+            takes = "; ".join(_parameter(name, field) for name, field in operation.query.model_fields.items())
         response = operation.response.__name__ if operation.response else "text"
         about = " ".join((operation.handler.__doc__ or "").split())
         lines.append((_code(f"{operation.method} {operation.path}"), about, takes, response))
     return _table(["route", "what it does", "takes", "returns"], lines)
+
+
+def _parameter(name: str, field: Any) -> str:
+    """A query parameter: its name, what it means and its default."""
+    meaning = f"{field.description}, " if field.description else ""
+    return f"{_code(name)} ({meaning}default {field.default!r})"
 
 
 def http_schemas() -> str:

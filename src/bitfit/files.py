@@ -71,6 +71,8 @@ def writing_folder(path: Path) -> Iterator[Path]:
         try:
             yield temporary
             temporary.chmod(0o755)
+            for file in temporary.iterdir():
+                file.chmod(0o644)  # safetensors writes files that only their owner can read
             path.rmdir()
             temporary.rename(path)
         finally:

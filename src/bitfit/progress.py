@@ -48,14 +48,14 @@ def notes_of(say: Say | None, quiet: bool) -> Say:
     return silent if quiet else note
 
 
-def bar_of(watch: Any | None, quiet: bool) -> AbstractContextManager[Any]:
+def bar_of(watch: Any | None, quiet: bool, say: Say | None = None) -> AbstractContextManager[Any]:
     """What shows the progress of a training: the caller's function, else a bar on stderr, or nothing."""
-    return training_bar(quiet=quiet) if watch is None else nullcontext(watch)
+    return training_bar(quiet=quiet, say=notes_of(say, quiet)) if watch is None else nullcontext(watch)
 
 
 @contextmanager
-def training_bar(label: str = "training", quiet: bool = False) -> Iterator[Any]:
-    """Loss, best dev score and time left, in a terminal or a notebook; nothing if stderr is neither."""
+def training_bar(label: str = "training", quiet: bool = False, say: Say = note) -> Iterator[Any]:
+    """Loss, best dev score and time left, in a terminal or a notebook; elsewhere a line per stage."""
     if quiet:
         yield silent
     elif sys.stderr.isatty():
@@ -65,7 +65,20 @@ def training_bar(label: str = "training", quiet: bool = False) -> Iterator[Any]:
         with _notebook_line(label) as watch:
             yield watch
     else:
-        yield silent
+        yield _stage_lines(label, say)
+
+
+def _stage_lines(label: str, say: Say) -> Any:
+    """A line when a stage of the training begins: a sign of life in a log."""
+    begun: set[str] = set()
+
+    def watch(part: int, step: int, total: int, runners: Any) -> None:
+        name = _name(label, part, runners)
+        if name not in begun:
+            begun.add(name)
+            say(f"{name}: {counted(total, 'step')}")
+
+    return watch
 
 
 @contextmanager
@@ -88,7 +101,10 @@ def _terminal_bar(label: str) -> Iterator[Any]:
             bar = part, runners[0].phase
             if bar not in bars:
                 bars[bar] = progress.add_task(_name(label, part, runners), total=total, state="")
-            if step == total or time.monotonic() - last > PAUSE:
+            if step == total:
+                progress.remove_task(bars.pop(bar))
+                progress.refresh()  # else the bar would be drawn below every line that follows
+            elif time.monotonic() - last > PAUSE:
                 last = time.monotonic()
                 progress.update(bars[bar], completed=step, state=_state(runners))
 
@@ -126,7 +142,7 @@ def _state(runners: Any) -> str:
     best = max(runner.best for runner in runners)
     lanes = f"{len(runners)} trials  " if len(runners) > 1 else ""
     loss = f"loss {losses[-1]:.3f}  " if losses else ""
-    return lanes + loss + (f"dev {100 * best:.1f}" if best > -1e9 else "dev -")
+    return lanes + loss + (f"dev {100 * best:.1f}" if best > -1e9 else "")
 
 
 @contextmanager

@@ -23,6 +23,8 @@ from ..values import read as read_value
 from . import contracts
 from .contracts import show_json
 
+SUSPECT_COLUMNS = ("line", "predicted", "probability", "label_probability")  # beside those of the data
+
 
 def _columns(args: argparse.Namespace, *names: str) -> dict[str, str | None]:
     return {name: getattr(args, name) for name in names}
@@ -37,7 +39,7 @@ def demo(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace) -> None:
     # Before torch is imported, which takes seconds: a wrong option is reported at once.
     plan = Plan(**{entry.name: getattr(args, entry.name) for entry in fields(Plan) if hasattr(args, entry.name)})
-    from ..training.run import sized, sweep
+    from ..training.run import has_checkpoints, sized, sweep
     from ..training.run import train as fit
     from . import show
 
@@ -49,15 +51,14 @@ def train(args: argparse.Namespace) -> None:
             "--suspects needs the default recipe and one --train-size: remove --recipe, --lr, --epochs and --batch"
         )
     if args.suspects is not None:
-        from ..training.explain import Suspect
-
         check_output(args.suspects, Path(args.source))
-        require_earlier_output(args.suspects, [entry.name for entry in fields(Suspect)])
+        require_earlier_output(args.suspects, SUSPECT_COLUMNS, more=True)
     if args.address and args.engine != "ray":
         raise UsageError("--address is only for --engine ray")
     if args.workers and args.engine != "ray":
         raise UsageError("--workers is only for --engine ray")
     start = sweep if several_sizes else fit
+    resumed = args.resume and has_checkpoints(target)
     began = time.monotonic()
     with show.training_bar(quiet=args.json) as watch:
         options = {"out": target, "resume": args.resume, "watch": watch, "say": show.note, **_checkpoint_seconds()}
@@ -68,7 +69,7 @@ def train(args: argparse.Namespace) -> None:
             run = start(args.source, args.base, plan=plan, **options)
     seconds = time.monotonic() - began
     if args.suspects is not None:
-        count = write_rows(args.suspects, map(asdict, run.story.suspects), force=True)
+        count = write_rows(args.suspects, _suspect_rows(run, Path(args.source), plan.encoding), force=True)
         show.note(f"wrote {show.counted(count, 'row')} to {args.suspects}: labels that look wrong")
     elif not several_sizes and run.story is not None and run.story.suspects:
         show.note("--suspects FILE lists the rows whose labels look wrong.")
@@ -80,7 +81,27 @@ def train(args: argparse.Namespace) -> None:
     elif args.json:
         show_json(contracts.training(run, target, seconds))
     else:
-        show.run(run, target, seconds, args.base)
+        show.run(run, target, seconds, args.base, resumed)
+
+
+def _suspect_rows(run: Any, source: Path, encoding: str | None) -> Iterator[dict[str, Any]]:
+    """The rows whose labels look wrong, with the other columns of the file, if it is the only one."""
+    from ..prediction.predictor import other_columns
+
+    columns, suspects = run.dataset.columns, run.story.suspects
+    known = {columns.text, columns.text_pair, columns.label, *SUSPECT_COLUMNS}
+    others: dict[int, dict[str, object]] = {}
+    if run.dataset.held_out and source.is_file():
+        sample = Sample.of(DataFile(source, encoding))
+        others = other_columns(sample, [suspect.line for suspect in suspects], known)
+    for suspect in suspects:
+        row = {"line": suspect.line, columns.text: suspect.text}
+        if suspect.text_pair is not None:
+            row[columns.text_pair] = suspect.text_pair
+        row |= others.get(suspect.line, {})
+        row[columns.label or "label"] = suspect.label
+        answer = {name: getattr(suspect, name) for name in SUSPECT_COLUMNS[1:]}
+        yield beside(row, answer)
 
 
 def _train_on_ray(args: argparse.Namespace, plan: Plan, target: Path, watch: Any) -> Any:

@@ -56,7 +56,7 @@ def seconds(value: float) -> str:
     return f"{value:.0f} s" if value < 120 else f"{value / 60:.1f} min"
 
 
-def run(done: Any, target: Path, took: float, base: str | None = None) -> None:
+def run(done: Any, target: Path, took: float, base: str | None = None, resumed: bool = False) -> None:
     """Print the result of a training."""
     best, meta = done.best, done.best.delta.meta
     metric = best.trial.metric
@@ -78,7 +78,11 @@ def run(done: Any, target: Path, took: float, base: str | None = None) -> None:
         out.print(table(["class", "support", "precision", "recall"], lines))
     out.print(f"{done.baseline_name}: {metric} {percent(done.majority)} on dev")
     share = f"{meta.trained / meta.total:.3%}"
-    out.print(f"trained {meta.trained:,} of {meta.total:,} parameters ({share}) in {seconds(took)}")
+    since = " since it was resumed" if resumed else ""
+    if done.story is not None:
+        value, interval = score_cells(done.story.expected, metric)
+        out.print(f"expected on new data: {metric} {value} ({interval})")
+    out.print(f"trained {meta.trained:,} of {meta.total:,} parameters ({share}) in {seconds(took)}{since}")
     out.print(f"wrote {clean(str(target))} ({size(target.stat().st_size)})")
     where = "" if meta.hub or meta.base == DEMO else f" --base {shlex.quote(base or 'FOLDER')}"
     from ..tasks import KINDS
@@ -145,7 +149,8 @@ MOST_CLASSES = 12  # in a confusion matrix that is printed
 def evaluation(result: Any, source: str) -> None:
     """Print the metrics with their intervals, the results by class and the confusion matrix."""
     lines = [(name, *score_cells(score, name)) for name, score in result.scores.items()]
-    out.print(table(["metric", "score", "95% interval"], lines, f"{counted(result.rows, 'row')} of {source}"))
+    out.print(f"{counted(result.rows, 'row')} of {clean(source)}", soft_wrap=True)
+    out.print(table(["metric", "score", "95% interval"], lines))
     if result.task.positive is not None:
         note(f'precision, recall, f1, auc and average_precision are about "{result.task.positive}"')
     if result.by_class:

@@ -108,7 +108,7 @@ def records_of(data: object, name: str = "the data") -> Records:
         )
     if not rows:
         raise DataError(f"{name} has no rows.")
-    return Records(rows, name)
+    return Records(rows, name, data.index.tolist() if library == "pandas" else None)  # type: ignore[attr-defined]
 
 
 def is_frame(data: object) -> bool:

@@ -48,6 +48,11 @@ class Records:
 
     rows: Sequence[Mapping[str, object]]
     name: str = "the data"
+    index: Sequence[object] | None = None  # of a frame that has one
+
+    def index_of(self, line: int) -> object:
+        """What its owner calls a row, whose line counts from 1: the frame's index, else the position from 0."""
+        return line - 1 if self.index is None else self.index[line - 1]
 
     def __str__(self) -> str:
         return self.name

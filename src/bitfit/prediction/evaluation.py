@@ -22,7 +22,7 @@ class Evaluation:
     scores: Mapping[str, Score]  # every metric with its interval
     by_class: tuple[ClassScore, ...]  # of each class, label, tag or entity type; empty for numbers and answers
     confusion: tuple[tuple[int, ...], ...]  # true classes (rows) by predicted ones (columns), in the order of labels
-    errors: tuple[Mapping[str, Any], ...]  # the rows that were answered wrongly: line, input, gold label, answer
+    errors: tuple[Mapping[str, Any], ...]  # the wrong rows: line or index, columns with the label, answer
     notes: tuple[str, ...]
 
     @property

@@ -64,10 +64,19 @@ def beside(values: Row, answer: Row, echo: Sequence[str] = ()) -> dict[str, Any]
     row = {**ids, **values}
     for name, value in answer.items():
         if name not in values:
-            row[name] = value
+            row[name] = _rounded(value)
         elif name not in echo:
-            row[f"predicted_{name}"] = value
+            row[f"predicted_{name}"] = _rounded(value)
     return row
+
+
+def _rounded(value: Any) -> Any:
+    """Probabilities with the six digits that they have in single precision."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    return value
 
 
 def flat_columns(answers: Iterable[Row]) -> dict[str, list[Any]]:
@@ -118,15 +127,19 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     sys.stdout.buffer.flush()
 
 
-def require_earlier_output(path: Path, columns: list[str]) -> None:
-    """Refuse to replace a file whose columns are not those that would be written: it is not an earlier output."""
+def require_earlier_output(path: Path, columns: Sequence[str], more: bool = False) -> None:
+    """Refuse to replace a file whose columns are not those that would be written: it is not an earlier output.
+
+    With `more` it may have further columns.
+    """
     if path == STANDARD or not path.is_file() or path.stat().st_size == 0:
         return
     try:
         existing = Sample.of(path).names
     except BitfitError:
         existing = []
-    if existing != columns:
+    expected = set(columns) <= set(existing) if more else existing == list(columns)
+    if not expected:
         raise UsageError(f"{path}: exists and is not an earlier output of this command; pass --force to replace it")
 
 

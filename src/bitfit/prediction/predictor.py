@@ -19,7 +19,7 @@ from ..data.formats import rows
 from ..data.memory import Frame, HubDataset, Table, is_frame, records_of, split_of
 from ..data.named import NamedTask
 from ..data.readers import reader_of
-from ..data.source import DataFile, RowSource
+from ..data.source import DataFile, Records, RowSource
 from ..delta.delta import Delta
 from ..delta.meta import LONG
 from ..errors import DataError, DeltaError, ModelError, UsageError, suggest
@@ -33,6 +33,7 @@ from .host import Host, Reading, Resident
 from .output import beside, flat_columns
 
 CHUNK = 1024
+PREDICTED = "predicted"  # the column of the answer beside a true label
 
 Source = Delta | str | Path
 """A delta, or its file."""
@@ -128,7 +129,7 @@ class Predictor:
     def _errors(
         self, reading: Reading, outputs: Array, wrong: Sequence[int], sample: Sample, columns: Columns
     ) -> Iterator[dict[str, Any]]:
-        """The rows with wrong predictions: their line, their columns, the gold label and the answer."""
+        """The rows with wrong predictions: their line or index, their columns with the true label, and the answer."""
         if not wrong:
             return
         chosen = reading.take(wrong)
@@ -136,14 +137,16 @@ class Predictor:
         answers = self._resident.answers(chosen, outputs[indices])
         examples = chosen.examples
         labels = reader_of(self.task.kind).label_columns(sample, columns.label)
-        others = _other_columns(sample, examples.lines, {columns.text, columns.text_pair, *labels, "line", "gold"})
+        true = columns.label if columns.label in labels else "label"
+        others = other_columns(sample, examples.lines, {columns.text, columns.text_pair, *labels, true, PREDICTED})
         for i, answer in enumerate(answers):
-            row = {"line": examples.lines[i], columns.text: examples.texts[i]}
+            line = examples.lines[i]
+            row = {**place(sample, line), columns.text: examples.texts[i]}
             if examples.pairs is not None:
                 row[columns.text_pair or "text_pair"] = examples.pairs[i]
-            row |= others.get(examples.lines[i], {})
-            row["gold"] = self.task.gold(examples.labels[i])
-            yield beside(row, answer, self.task.echo)
+            row |= others.get(line, {})
+            row[true] = self.task.gold(examples.labels[i])
+            yield beside(row, _with_prediction(answer, self.task), self.task.echo)
 
     def columns_in(
         self, source: str | Path | RowSource | Sample, labelled: bool = False, **column_names: str | None
@@ -245,8 +248,22 @@ class MixedPredictor:
         return readings
 
 
-def _other_columns(sample: Sample, lines: Sequence[int], known: set[str | None]) -> dict[int, dict[str, object]]:
+def _with_prediction(answer: dict[str, Any], task: Task) -> dict[str, Any]:
+    """An answer whose prediction is called so: its first value that does not repeat the input."""
+    main = next(name for name in answer if name not in task.echo)
+    return {PREDICTED if name == main else name: value for name, value in answer.items()}
+
+
+def place(sample: Sample, line: int) -> dict[str, object]:
+    """Where a row is: its line in the file, or its index in memory."""
+    if isinstance(sample.path, Records):
+        return {"index": sample.path.index_of(line)}
+    return {"line": line}
+
+
+def other_columns(sample: Sample, lines: Sequence[int], known: set[str | None]) -> dict[int, dict[str, object]]:
     """The cells of these lines in all columns but the known ones: ids, dates and whatever else a file has."""
+    known = {*known, *place(sample, 1)}
     if known.issuperset(sample.names):
         return {}
     wanted = set(lines)

@@ -37,7 +37,7 @@ def confusions(labels: Sequence[str], table: Sequence[Sequence[int]], wrong: Seq
         counts.append([label, *map("{:,}".format, row)])
     confused = Grid("True class by answer", ["true class", *labels], counts)
     surest = sorted(wrong, key=lambda row: row["score"], reverse=True)[:MISTAKES]
-    rows = [[row["text"], Cell(row["label"], f"true: {row['gold']}"), f"{row['score']:.2f}"] for row in surest]
+    rows = [[row["text"], Cell(row["predicted"], f"true: {row['label']}"), f"{row['score']:.2f}"] for row in surest]
     mistakes = Grid("The surest mistakes", ["text", "answer", "probability"], rows, texts=(0, 1))
     total = sum(map(sum, table))
     text = f"{len(wrong):,} of {total:,} test rows are answered wrongly."

@@ -93,7 +93,7 @@ class ClassScore:
         precision = hits / predicted if predicted else 0.0
         recall = hits / true if true else 0.0
         f1 = 2 * hits / (predicted + true) if predicted + true else 0.0
-        return cls(label, precision, recall, f1, int(true))
+        return cls(label, float(precision), float(recall), float(f1), int(true))  # counts may be numpy's
 
 
 class _Sample(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -60,12 +61,13 @@ class Curve:
 class Suspect:
     """A row whose label looks wrong."""
 
-    line: int
+    line: Any  # of the file; of data in memory the frame's index, or the position
     text: str
     label: str
-    suggested: str
-    probability: float  # of the suggested label
+    predicted: str
+    probability: float  # of the predicted label
     label_probability: float  # of the label it has
+    text_pair: str | None = None
 
 
 @dataclass(frozen=True)
@@ -149,9 +151,10 @@ def suspects(held: HeldOut) -> tuple[Suspect, ...]:
         label = task.labels[examples.labels[number]]
         probability = answer["scores"][label]
         if answer["label"] != label and answer["score"] >= SURE and probability <= DOUBTED:
-            text = examples.texts[number] + (f" | {examples.pairs[number]}" if examples.pairs else "")
+            pair = examples.pairs[number] if examples.pairs else None
             line = examples.lines[number] if examples.lines else number
-            doubtful.append(Suspect(line, text, label, answer["label"], answer["score"], probability))
+            text = examples.texts[number]
+            doubtful.append(Suspect(line, text, label, answer["label"], answer["score"], probability, pair))
     return tuple(sorted(doubtful, key=lambda suspect: suspect.label_probability))
 
 

@@ -22,7 +22,7 @@ from ..data.examples import Dataset, Files
 from ..data.memory import Data, source_of_data
 from ..data.named import NamedTask
 from ..data.on_disk import NodeRows
-from ..data.source import StrPath
+from ..data.source import Records, StrPath
 from ..delta.delta import Delta
 from ..errors import DeltaError, Diverged, UsageError, suggest
 from ..model.base import Base, load_base
@@ -48,6 +48,8 @@ from .loop import Runner, Watch, fit, settle
 from .outcome import Outcome, Scores, describe
 from .plan import Plan, PlanOptions, SharedOptions, Trial, follows_recipe, several
 from .resolved import Resolved, passes, resolve_plan
+
+ADVICE = "The default recipe may do better (remove --lr, --epochs and --batch), or train longer."
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +111,7 @@ def train(
     if isinstance(size, Sequence):
         raise UsageError("train takes one train size; bitfit.sweep takes several")
     data = source_of_data(source)
-    with bar_of(watch, quiet) as progress:
+    with bar_of(watch, quiet, say) as progress:
         return _train(data, base, plan, size, out, resume, progress, notes_of(say, quiet), checkpoint_seconds)
 
 
@@ -160,7 +162,7 @@ def sweep(
     data = source_of_data(source)
     runs = {}
     saying = notes_of(say, quiet)
-    with bar_of(watch, quiet) as progress:
+    with bar_of(watch, quiet, say) as progress:
         for size in sorted(set(several(plan.train_size))):
             target = None if out is None else sized(out, size)
             runs[size] = _train(data, loaded, plan, size, target, resume, progress, saying, checkpoint_seconds)
@@ -246,7 +248,21 @@ def _train(
             best.delta.save(out)
             store.clear()
     baseline = job.task.baseline(job.dataset.train, job.dataset.dev)
-    return Run(trained.outcomes, best, baseline, job.task.baseline_name, job.dataset, tuple(notes), trained.story)
+    if not by_recipe and best.dev is not None and best.dev <= baseline:
+        note(f"No trial beats {job.task.baseline_name} on dev. {ADVICE}")
+    story = _with_index(trained.story, source)
+    return Run(trained.outcomes, best, baseline, job.task.baseline_name, job.dataset, tuple(notes), story)
+
+
+def _with_index(story: Story | None, source: object) -> Story | None:
+    """The story, its suspects named by the index of the frame that they are from."""
+    if story is None or not isinstance(source, Files):
+        return story
+    rows = source.dev or source.train  # those that were held out
+    if not isinstance(rows, Records):
+        return story
+    named = [replace(suspect, line=rows.index_of(suspect.line)) for suspect in story.suspects]
+    return replace(story, suspects=tuple(named))
 
 
 def require_delta_or_nothing(path: Path) -> None:
@@ -537,6 +553,11 @@ def _with_scores(job: Job, outcome: Outcome, parts: Mapping[str, Part]) -> Outco
         scores[name] = score_lanes(job, bank, [0], part)[0].scores
     delta = replace(outcome.delta, meta=replace(outcome.delta.meta, metrics=scores))
     return replace(outcome, scores=scores, delta=delta)
+
+
+def has_checkpoints(out: str | Path) -> bool:
+    """Whether there is a checkpoint of a run to go on from."""
+    return any(run_folder(out).glob("pass*.checkpoint"))
 
 
 def run_folder(out: str | Path) -> Path:
