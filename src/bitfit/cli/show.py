@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ..delta.meta import shown_score
-from ..progress import clean as clean
-from ..progress import counted as counted
-from ..progress import counting_bar as counting_bar
-from ..progress import err as err
-from ..progress import note as note
-from ..progress import training_bar as training_bar
 from ..report import changemap
+from ..terminal.progress import clean as clean
+from ..terminal.progress import counted as counted
+from ..terminal.progress import counting_bar as counting_bar
+from ..terminal.progress import err as err
+from ..terminal.progress import note as note
+from ..terminal.progress import training_bar as training_bar
 
 MANY_CLASSES = 20  # beyond these the scores of classes are in --json only
 DEMO = "all-MiniLM-L6-v2"  # model/base.py has the same name, but would import torch

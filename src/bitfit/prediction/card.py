@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from ..delta.delta import Delta
 from ..delta.meta import shown_score
 from ..model.base import Base
-from ..progress import counted
 from ..tasks import Task
+from ..terminal.progress import counted
 
 GENERATED = "<!-- written by bitfit push, which replaces it; remove this line to keep the text -->"
 PIPELINES = {

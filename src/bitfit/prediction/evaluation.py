@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..delta.meta import shown_score
-from ..progress import counted
 from ..tasks import Task
 from ..tasks.metrics import ClassScore, Score
+from ..terminal.progress import counted
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from ..delta.delta import Delta
 from ..delta.meta import LONG
 from ..errors import DataError, DeltaError, ModelError, UsageError, suggest
 from ..model.base import DEMO, Base, load_base
-from ..progress import counted, notes_of
 from ..tasks import Task, Text
 from ..tasks.encode import Encoded
 from ..tasks.metrics import Score
+from ..terminal.progress import counted, notes_of
 from .evaluation import Evaluation
 from .host import Host, Reading, Resident
 from .output import beside, flat_columns

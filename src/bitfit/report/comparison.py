@@ -14,10 +14,10 @@ from typing import Any, Unpack
 from .. import files
 from ..data.memory import Data
 from ..model.base import Base
-from ..progress import bar_of, notes_of
 from ..study.compare import TIMED_SEED, Contest, Contestant, Say, run_contest
 from ..study.methods import CompareOptions, ComparePlan
 from ..study.store import Result
+from ..terminal.progress import bar_of, notes_of
 from ..training.checkpoint import SECONDS
 from ..training.loop import Watch
 from . import drawing

@@ -19,7 +19,7 @@ from ..delta.meta import HEAD_OF_TEXT
 from ..errors import DeltaError, UsageError, suggest
 from ..model.rows import Rows
 from ..plugins import Registry
-from ..progress import counted
+from ..terminal.progress import counted
 from .encode import MOST_WINDOWS, Encoded, Encoder
 from .metrics import ERRORS, ClassScore, Score
 

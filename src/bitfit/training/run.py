@@ -30,8 +30,8 @@ from ..model.dtypes import FULL
 from ..model.language import asks_for_nothing
 from ..model.selection import Selection
 from ..model.task_model import Model
-from ..progress import bar_of, notes_of, silent
 from ..tasks.metrics import Score
+from ..terminal.progress import bar_of, notes_of, silent
 from . import recipe
 from .autofreeze import AutoFreeze
 from .calibration import is_rare
