@@ -33,7 +33,7 @@ REFERENCE = "bitfit"
 MARGIN = 1.0  # points that a smaller method may cost and still be advised
 NOTE = (
     "Every method has the same rows, seeds, batch size and epochs. Each tries the same number of rates on the first "
-    "seed, up to two more if the best is the smallest or largest, and keeps the best on dev rows. The head alone is "
+    "seed, up to two more if the best is the smallest or largest, and keeps the best on dev rows. The head only is "
     "solved on the frozen base and has no rate. All others train by the plain recipe from the same random head of each "
     "seed; the default recipe of bitfit train may score higher. The test rows take part in no choice. Intervals are "
     "95% and come from seeds and test rows together; differences are paired by seed and by test row (bootstrap). A "
@@ -49,7 +49,7 @@ class Line:
     select: str
     inject: str
     autofreeze: bool
-    rate: float | None  # None for the head alone, which is solved
+    rate: float | None  # None for the head only, which is solved
     scores: tuple[float, ...]  # by seed; empty if a training diverged
     score: float | None
     interval: tuple[float, float] | None
@@ -340,7 +340,7 @@ def _doubt(
 
 
 def _trained(one: Contestant) -> str:
-    return f"{one.trained:,} parameters" if one.trained else "the head alone"
+    return f"{one.trained:,} parameters" if one.trained else "the head only"
 
 
 def _listed(names: Sequence[str]) -> str:

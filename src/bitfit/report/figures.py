@@ -566,7 +566,7 @@ _INTERVALS = (
     "in view."
 )
 _ZERO = "Lines are 95% intervals of the mean over seeds."
-_ROUNDS = "Thin lines are single rounds, the bold one is their median, at the chosen rate."
+_ROUNDS = "Thin lines are single seeds, the bold one is their median, at the chosen rate."
 _LOSSES = f"Training loss is solid, dev loss dashed. {_ROUNDS}"
 KINDS = {
     kind.name: kind

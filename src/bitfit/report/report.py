@@ -43,8 +43,8 @@ METHOD = (
     "is the smallest or largest tried is left out.",
 )
 CURVES = (
-    Figure("Loss of every round", "loss", "Training and dev loss."),
-    Figure("Dev score of every round", "score", ""),
+    Figure("Loss of every seed", "loss", "Training and dev loss."),
+    Figure("Dev score of every seed", "score", ""),
 )
 CSS = {
     "holds": "holds",
@@ -177,7 +177,7 @@ def _drawing(panel: drawing.Panel) -> Drawing:
 
 
 def _curves(study: Study, bases: Sequence[Findings]) -> list[DrawnFigure]:
-    """Loss and dev score of every round, unless the study has such a figure."""
+    """Loss and dev score of every seed, unless the study has such a figure."""
     kinds = {figure.kind for figure in study.figures}
     made = [drawn(figure, study, bases) for figure in CURVES if figure.kind not in kinds]
     return [figure for figure in made if figure.drawings]
@@ -376,7 +376,7 @@ def facts(study: Study) -> list[tuple[str, str]]:
         ("batch", "batch sizes", ", ".join(map(str, protocol.batch))),
         ("epochs", "epochs", f"{protocol.epochs}"),
         ("evals_per_epoch", "evaluations per epoch", f"{protocol.evals_per_epoch}; the best checkpoint counts"),
-        ("rounds", "rounds", f"{protocol.rounds}" + (f" ({rounds})" if rounds else "")),
+        ("rounds", "seeds", f"{protocol.rounds}" + (f" ({rounds})" if rounds else "")),
         ("split", "split", splits[protocol.split]),
         ("max_length", "maximum length", f"{protocol.max_length}"),
     )

@@ -34,13 +34,15 @@ class Settings:
     queue: int = option(4096, "maximum number of texts that wait; further requests get status 429")
     deadline: float = option(10.0, "seconds after which a request gets status 504", least=1e-3)
     memory: int = option(1024, "MB of deltas held in memory; the least recently used are dropped first")
-    max_items: int = option(1024, "maximum number of texts in one request")
+    max_items: int = option(1024, "maximum number of texts in one request (never more than --queue)")
     max_text: int = option(100_000, "maximum number of characters in one text")
     max_body: int = option(8, "maximum size of one request in MB")
     max_delta: int = option(64, "maximum size of an uploaded delta in MB")
     watch: float = option(1.0, "seconds between two scans of the folder", least=1e-3)
     log: str = option("info", "info: a line per request; warning: only problems, start and stop", choices=LEVELS)
-    drain: float = option(0.5, "seconds from a stop signal until idle connections are closed", least=0)
+    drain: float = option(
+        0.5, "seconds after a stop signal in which new requests get status 503", least=0
+    )
 
     def __post_init__(self) -> None:
         for entry in fields(self):

@@ -206,7 +206,7 @@ class _TextEstimator(_Estimator):
 class BitFitClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
     """A classifier of texts or pairs of texts that trains the bias terms of a frozen transformer.
 
-    The parameters are those of `bitfit.train`. By default, the recipe tries the head alone and several rates on
+    The parameters are those of `bitfit.train`. By default, the recipe tries the head only and several learning rates on
     held-out rows and trains the best on all rows. `base` is a folder or a hub id; a process loads it once,
     and neither clones nor pickles contain it. `fit` and `predict` take a list, array or Series of texts, a frame of
     one column, or pairs as tuples or as a frame of two columns.

@@ -218,7 +218,7 @@ def differences(study: Study, settings: Settings, base: str, name: str) -> list[
         ("batch sizes", settings.batch, protocol.batch),
         ("evaluations per epoch", settings.evals_per_epoch, protocol.evals_per_epoch),
         ("maximum length", settings.max_length, protocol.max_length),
-        ("rounds", settings.seeds, protocol.rounds),
+        ("seeds", settings.seeds, protocol.rounds),
         ("rate search", settings.search, protocol.search),
     )
     for name, setting, published in pairs:
