@@ -226,9 +226,9 @@ def cost_against_full() -> str:
     step = "BERT-base shape, rte batch 8, BitFit step against stock full fine-tuning: "
     return _measured(
         {
-            "a step on a BERT-base shape, time": f"{step}time",
-            "the same, activations + gradients + optimiser state": f"{step}activations + gradients + optimiser state",
-            "the same, MB": f"{step}those in MB",
+            "time of a step on a BERT-base shape, as a share of that of full fine-tuning": f"{step}time",
+            "memory for activations, gradients and optimiser state, as a share": f"{step}activations + gradients + optimiser state",
+            "the same in MB: BitFit / full fine-tuning": f"{step}those in MB",
             "loading and applying a delta": "BERT-base shape, delta: load and apply",
             "a delta file of BERT-base": "BERT-base shape, delta: file",
         }
