@@ -227,7 +227,7 @@ def cost_against_full() -> str:
     return _measured(
         {
             "time of a step on a BERT-base shape, as a share of that of full fine-tuning": f"{step}time",
-            "memory for activations, gradients and optimiser state, as a share": f"{step}activations + gradients + optimiser state",
+            "memory beside the weights, as a share": f"{step}activations + gradients + optimiser state",
             "the same in MB: BitFit / full fine-tuning": f"{step}those in MB",
             "loading and applying a delta": "BERT-base shape, delta: load and apply",
             "a delta file of BERT-base": "BERT-base shape, delta: file",
