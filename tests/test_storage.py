@@ -89,7 +89,7 @@ def test_another_machine_without_base_and_data_finds_the_results(tiny, storage, 
     assert run(words(base, data, tmp_path / "first", storage)) == 0
     gone = tmp_path / "elsewhere"
     assert run(words(gone / "tiny", gone / "data", tmp_path / "second", storage)) == 0
-    assert "0 trials trained, 2 were there already" in capsys.readouterr().err
+    assert "0 trials trained, 2 had been trained before" in capsys.readouterr().err
     assert outcomes(tmp_path / "second") == outcomes(tmp_path / "first")
     assert len(outcomes(tmp_path / "first")) == 2
     assert not storage.names("passes")
