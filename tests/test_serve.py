@@ -283,7 +283,9 @@ def test_changes_need_their_token_and_asking_needs_one_where_it_is_set(serve, ta
     assert (
         live.ask(body, Authorization=f"Bearer {ASK}")[0] == live.ask(body, Authorization=f"Bearer {CHANGE}")[0] == 200
     )
-    assert live.call("DELETE", "/v1/tasks/two", Authorization=f"Bearer {ASK}")[0] == 401
+    assert live.call("DELETE", "/v1/tasks/two")[0] == 401
+    status, _, text = live.call("DELETE", "/v1/tasks/two", Authorization=f"Bearer {ASK}")
+    assert status == 403 and b"predictions only" in text
     assert live.call("GET", "/healthz")[0] == live.call("GET", "/readyz")[0] == live.call("GET", "/")[0] == 200
     assert live.call("DELETE", "/v1/tasks/two", Authorization=f"Bearer {CHANGE}")[0] == 200
 
@@ -307,6 +309,22 @@ def test_pages_and_answers_carry_strict_headers(shared_live):
             and headers["x-content-type-options"] == "nosniff"
         )
         assert "unsafe" not in headers["content-security-policy"] and headers["cache-control"] == "no-store"
+
+
+def test_a_folder_of_another_base_is_not_ready_until_a_task_is_served(serve, base, bases, tmp_path):
+    live = serve()
+    assert live.call("GET", "/readyz")[0] == 200, "an empty folder waits for its first task"
+    for name in ("a", "b"):
+        delta_of(bases("electra"), 0).save(tmp_path / f"{name}.safetensors")
+    until(lambda: len(live.service.repository.unused()) == 2)
+    status, _, text = live.call("GET", "/readyz")
+    assert status == 503
+    assert json.loads(text)["trouble"] == "none of 2 files in the folder belongs to this base"
+    (tmp_path / "damaged.safetensors").write_bytes(b"damaged")
+    until(lambda: len(live.service.repository.unused()) == 3)
+    assert "none of 3 files in the folder can be served" in live.call("GET", "/readyz")[2].decode()
+    delta_of(base, 0).save(tmp_path / "good.safetensors")
+    until(lambda: live.call("GET", "/readyz")[0] == 200)
 
 
 def test_files_appear_change_and_go_without_a_restart(serve, base, tmp_path):
@@ -682,6 +700,20 @@ def test_no_name_that_a_client_chooses_is_a_label_of_a_metric(shared_live):
     routes = {line.split('route="')[1].split('"')[0] for line in text.splitlines() if 'route="' in line}
     assert routes <= {route.path for route in shared_live.server.config.app.routes} | {"other"}
     assert 'method="other"' in text and "none" not in text
+
+
+def test_refused_requests_are_counted_under_their_route(serve, tasks):
+    live = serve(tokens=Tokens(Token(ASK), Token(CHANGE)))
+    live.ask({"task": "two", "inputs": ["good"]})
+    live.call("DELETE", "/v1/tasks/two")
+    live.call("GET", "/nowhere")
+    text = live.service.metrics.text().decode()
+    for labels in (
+        'method="POST",route="/v1/predict",status="401"',
+        'method="DELETE",route="/v1/tasks/{name}",status="401"',
+        'method="GET",route="other",status="401"',
+    ):
+        assert f"bitfit_requests_total{{{labels}}} 1.0" in text
 
 
 def test_many_threads_asking_get_their_own_answers(serve, base, tmp_path):

@@ -142,7 +142,7 @@ class Handlers:
         return _json({"alive": True})
 
     async def readyz(self, request: Request) -> Response:
-        """Whether requests should be sent here: after a real pass through the base, within a time limit."""
+        """Whether requests should be sent here: a real pass through the base works, and not all files are unused."""
         trouble = await self.service.trouble()
         return _json({"ready": trouble is None, "trouble": trouble}, 200 if trouble is None else 503)
 

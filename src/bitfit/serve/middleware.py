@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
+from typing import cast
 
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .logs import log
@@ -73,6 +75,8 @@ class Middleware:
         if scope["method"] not in ("GET", "HEAD", "POST"):
             if self.tokens.change is None:
                 raise RequestError(403, "tasks cannot be changed: the service was started without BITFIT_CHANGE_TOKEN")
+            if self.tokens.predict is not None and self.tokens.predict.matches(secret):
+                raise RequestError(403, "this token allows predictions only; changes need the change token")
             raise RequestError(401, "changes need the change token: Authorization: Bearer ...")
         if scope["path"] in PUBLIC or self.tokens.predict is None:
             return
@@ -81,11 +85,19 @@ class Middleware:
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         # A client can send any path and method; unknown ones must not become labels of metrics.
-        route = getattr(scope.get("route"), "path", "other")
+        route = getattr(scope.get("route") or _find_route(scope), "path", "other")
         method = scope["method"] if scope["method"] in METHODS else "other"
         texts = scope.get("texts", 0)
         self.metrics.count_request(route, method, status, seconds, texts)
         log("info", "request", method=method, route=route, status=status, ms=round(seconds * 1e3, 1), texts=texts)
+
+
+def _find_route(scope: Scope) -> BaseRoute | None:
+    """The route of a request that was refused before the router saw it."""
+    for route in scope["app"].routes:
+        if route.matches(scope)[0] is not Match.NONE:
+            return cast(BaseRoute, route)
+    return None
 
 
 def _bearer(headers: dict[bytes, bytes]) -> bytes:

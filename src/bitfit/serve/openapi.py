@@ -20,7 +20,7 @@ REFERENCE = "#/components/schemas/{model}"
 FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 ERRORS = {
     401: "a token is needed",
-    403: "the service does not allow changes",
+    403: "the service or the token does not allow changes",
     404: "no such task",
     408: "the request did not arrive in time",
     409: "the folder cannot be changed",

@@ -19,10 +19,12 @@ from ..delta.delta import Delta
 from ..delta.safefile import decode, read_claims
 from ..errors import DeltaError, UsageError
 from ..files import replace
+from ..terminal.progress import counted
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SUFFIX = ".safetensors"
 MOST_LABELS = 1 << 20  # characters of all labels of a task
+OTHER_BASE = "it belongs to another base"
 
 Stamp = tuple[int, ...]
 """Times, size and inode of a file: it tells whether a file has changed without reading it."""
@@ -107,6 +109,16 @@ class Repository:
         """The files that are not served, each with the reason."""
         refused = {name + SUFFIX: reason for name, (_, reason) in self.refused.copy().items()}
         return refused | self.ignored
+
+    def trouble(self) -> str | None:
+        """Why no task is served although the folder has delta files; None if a task is served or there is no file."""
+        unused = {} if self.entries else self.unused()
+        if not unused:
+            return None
+        files = counted(len(unused), "file")
+        if all(reason.startswith(OTHER_BASE) for reason in unused.values()):
+            return f"none of {files} in the folder belongs to this base"
+        return f"none of {files} in the folder can be served; GET /v1/unused gives the reasons"
 
     def read(self, name: str) -> tuple[Entry, Delta]:
         """The verified delta in a task's file as it is now; DeltaError if it is gone or damaged."""
@@ -208,7 +220,7 @@ class Repository:
         if sum(map(len, delta.labels)) + 8 * len(delta.labels) > MOST_LABELS:
             raise DeltaError(f"its {len(delta.labels):,} labels are too long to be listed")
         if delta.meta.fingerprint != self.fingerprint:
-            raise DeltaError(f"it belongs to another base ({delta.meta.base[:60]})")
+            raise DeltaError(f"{OTHER_BASE} ({delta.meta.base[:60]})")
 
     def _set(self, entry: Entry) -> None:
         # One step each: the event loop reads without the lock and must see the old entry or the new one.

@@ -197,6 +197,8 @@ class Service:
         """Why no requests should be sent here; None after a real pass through the base within the last second."""
         if self.stopping:
             return "shutting down"
+        if (nothing_served := self.repository.trouble()) is not None:
+            return nothing_served
         now = time.monotonic()
         if self._readiness is None or (self._readiness.done() and now - self._probed_at > 1):
             self._readiness = asyncio.create_task(self._probe())
