@@ -256,7 +256,24 @@ def test_methods_are_given_with_commas_or_again_and_again(words):
     study = spec.load("plus-figure7")
     given = parse(["study", "run", "plus-figure7", *words]).methods
     assert chosen_methods(study, given) == ("BitFit", "Full")
-    assert chosen_methods(study, ["b_m2, b_q", "BitFit"]) == ("b_m2, b_q", "BitFit")  # a name with a comma
+    pair = "b_m2, b_q"
+    assert chosen_methods(study, [pair, "BitFit"]) == (pair, "BitFit")
+    assert chosen_methods(study, [f"BitFit,{pair}"]) == ("BitFit", pair)
+    assert chosen_methods(study, [f"{pair}, BitFit,"]) == (pair, "BitFit")
+    assert chosen_methods(study, ["BitFit,b_m2+b_q"]) == ("BitFit", pair)  # as `compare` spells it
+    assert chosen_methods(study, ["b_m2,Bitfit"]) == ("b_m2", "Bitfit")  # unknown: refused with a suggestion
+
+
+def test_an_unknown_method_shows_the_known_names_in_quotes():
+    from bitfit.errors import suggest
+
+    assert 'Known: "b_m2, b_q", "BitFit".' in suggest("b_m2", ["b_m2, b_q", "BitFit"])
+
+
+def test_study_show_leaves_out_what_is_empty(capsys):
+    assert run(["study", "show", "core"]) == 0
+    shown = capsys.readouterr().out
+    assert "covers" not in shown and "Scores (published)" not in shown
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

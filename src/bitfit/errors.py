@@ -93,4 +93,6 @@ def suggest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f' Did you mean "{close[0]}"?' if close else ""
     more = f" and {len(known) - SHOWN:,} more" if len(known) > SHOWN else ""
-    return f"{hint} Known: {', '.join(known[:SHOWN])}{more}."
+    # A name with a comma would read as two.
+    shown = [f'"{each}"' for each in known] if any("," in each for each in known) else known
+    return f"{hint} Known: {', '.join(shown[:SHOWN])}{more}."

@@ -16,7 +16,7 @@ from ..study import forecast, spec
 from ..study.grid import Settings
 from ..study.spec import Study
 from ..study.store import Results
-from . import show, values
+from . import show
 
 # ---- actions
 
@@ -63,13 +63,17 @@ def describe(args: argparse.Namespace) -> Any:
         return {"name": study.name, "title": study.title, "covers": study.covers, "protocol": dict(report.facts(study)),
                 "claims": {claim.id: claim.text for claim in study.claims},
                 "trials": forecast.published_cost(study).trials}  # fmt: skip
-    show.out.print(f"{study.name}: {study.title}\ncovers {', '.join(study.covers)}", soft_wrap=True)
+    show.out.print(f"{study.name}: {study.title}", soft_wrap=True)
+    if study.covers:
+        show.out.print(f"covers {', '.join(study.covers)}", soft_wrap=True)
     if study.about:
         show.out.print(study.about, soft_wrap=True)
     show.out.print(f"Cost: {report.cost_in_words(study)}.\n", soft_wrap=True)
     show.out.print(show.table(["protocol", ""], report.facts(study), left=2))
     for table in study.tables:
         rows = [(row.label, *_published_cells(row)) for row in table.rows if row.values or row.texts]
+        if not rows:  # a table of our own numbers
+            continue
         show.out.print()
         show.out.print(show.table(["", *table.columns], rows, f"{table.name} (published)"))
     show.out.print()
@@ -143,14 +147,37 @@ def run(args: argparse.Namespace) -> Any:
 
 
 def chosen_methods(study: Study, texts: list[str] | None) -> tuple[str, ...] | None:
-    """The values of --methods as names; a value that is the name of a method is not split at its commas."""
+    """The values of --methods as names; names with commas are recognised, also in the spelling b_m2+b_q."""
     if texts is None:
         return None
-    known = {method.name for method in study.methods}
+    known = [method.name for method in study.methods]
     chosen: list[str] = []
     for text in texts:
-        chosen += [text] if text in known else values.names(text)
-    return tuple(chosen)
+        parts = text.split(",")
+        while parts:
+            name, count = _first_method(parts, known)
+            chosen.append(name)
+            del parts[:count]
+    return tuple(name for name in chosen if name)
+
+
+def _first_method(parts: list[str], known: list[str]) -> tuple[str, int]:
+    """The longest name of a method that the parts begin with, and the number of its parts.
+
+    The spelling of the study comes first: "b_m2,b_q" is two methods where the study has them and "b_m2, b_q".
+    """
+    by_spelling = {_plain_spelling(name): name for name in known}
+    for names, spell in (({name: name for name in known}, str.strip), (by_spelling, _plain_spelling)):
+        for count in range(len(parts), 0, -1):
+            name = names.get(spell(",".join(parts[:count])))
+            if name is not None:
+                return name, count
+    return parts[0].strip(), 1
+
+
+def _plain_spelling(name: str) -> str:
+    """A name without spaces, its parts joined by commas."""
+    return "".join(name.split()).replace("+", ",")
 
 
 def _results(args: argparse.Namespace) -> Results:
