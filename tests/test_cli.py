@@ -114,7 +114,8 @@ def test_inspect_json_keeps_its_contract(delta_file, capsys):
 
 def test_inspect_shows_and_plots_the_change_map(delta_file, tmp_path, capsys):
     assert run(["inspect", str(delta_file), "--plot", str(tmp_path / "map.svg")]) == 0
-    assert "b_LN1" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "b_LN1" in shown and "rate 0.01, batch 8, seed 0" in shown
     assert (tmp_path / "map.svg").read_text().startswith("<svg")
 
 
@@ -451,6 +452,21 @@ def test_a_misspelt_folder_never_asks_the_hub(csv_file, tmp_path, monkeypatch, c
     (tmp_path / "bases").mkdir()
     assert run(["train", str(csv_file), "--base", "bases/nosuch"]) == 4
     assert "no such model folder" in capsys.readouterr().err
+
+
+def test_train_says_which_of_several_trials_it_wrote(folder, csv_file, tmp_path, capsys):
+    words = ["train", str(csv_file), "--base", folder, "--lr", "1e-3,1e-2", "--epochs", "1"]
+    assert run([*words, "--out", str(tmp_path / "several.safetensors")]) == 0
+    written = re.search("the best is written: (rate .*)", capsys.readouterr().out)
+    assert run(["inspect", str(tmp_path / "several.safetensors")]) == 0
+    assert written and written[1] in capsys.readouterr().out
+
+
+def test_count_takes_the_base_as_other_commands_do(folder, capsys):
+    assert run(["count", "--base", folder]) == 0
+    shown = capsys.readouterr().out
+    assert run(["count", folder]) == 0 and capsys.readouterr().out == shown
+    assert run(["count", folder, "--base", folder]) == 2 and "given twice" in capsys.readouterr().err
 
 
 def test_count_warns_of_an_empty_selection(folder, capsys):

@@ -96,6 +96,20 @@ def test_a_missing_base_is_named(delta):
         Predictor(delta)
 
 
+def test_the_base_of_a_delta_is_found_by_its_name_in_bitfit_models(delta, base, folders, monkeypatch):
+    monkeypatch.setenv("BITFIT_MODELS", str(folders("bert").parent))
+    texts = ["good", "bad"]
+    assert predict(delta, texts) == predict(delta, texts, base)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../bert", "/tmp"])
+def test_a_name_in_a_delta_never_leads_out_of_bitfit_models(name, folders, monkeypatch):
+    from bitfit.model.base import model_folder
+
+    monkeypatch.setenv("BITFIT_MODELS", str(folders("bert").parent))
+    assert model_folder(name) is None and model_folder(folders("bert").name) is not None
+
+
 def test_a_delta_of_a_folder_never_asks_the_hub(delta, monkeypatch):
     from bitfit.prediction import predictor as prediction
 

@@ -25,7 +25,7 @@ from support import delta_of
 
 pytest.importorskip("starlette", reason="needs the serve extra")
 
-from bitfit.errors import ServiceError
+from bitfit.errors import DeltaError, ServiceError
 from bitfit.serve import schemas
 from bitfit.serve.queue import Queue
 from bitfit.serve.repository import Repository
@@ -162,6 +162,24 @@ def test_the_list_is_searched_by_name_and_label_and_paged(serve, tasks):
 def test_a_wrong_request_is_refused_with_its_field(shared_live, body, status, field):
     found, answer = shared_live.ask(body)
     assert (found, answer["error"]["field"]) == (status, field), answer
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"task": "two", "input": ["a"]}, 'no field "input". Did you mean "inputs"?'),
+        ({"task": "pair", "inputs": [{"txt": "a"}]}, 'no field "txt". Did you mean "text"?'),
+        ({"items": [{"tsk": "two", "task": "two", "text": "a"}]}, 'no field "tsk". Did you mean "task"?'),
+    ],
+)
+def test_an_unknown_field_gets_a_suggestion(shared_live, body, message):
+    status, answer = shared_live.ask(body)
+    assert status == 422 and answer["error"]["message"].startswith(message)
+
+
+def test_scores_have_the_digits_of_float32(shared_live):
+    answer = shared_live.ask({"task": "two", "inputs": ["good"]})[1]["results"][0]
+    assert numbers(answer) == [float(f"{score:.7g}") for score in numbers(answer)]
 
 
 def test_a_sentence_without_words_is_answered_without_tags(shared_live):
@@ -361,6 +379,15 @@ def test_links_out_of_the_folder_and_other_files_are_no_tasks(base, tmp_path):
     repository.scan()
     assert set(repository.entries) == {"real", "alias"}
     assert set(repository.unused()) == {"leak.safetensors", "Upper.safetensors", "folder.safetensors"}
+
+
+@pytest.mark.parametrize("content", [b"", b"damaged", b"\xff" * 99, b"\x08" + bytes(7) + b"not JSON", bytes(8) + b"x"])
+def test_a_broken_file_gets_one_reason_in_the_folder_and_in_an_upload(base, tmp_path, content):
+    (tmp_path / "x.safetensors").write_bytes(content)
+    repository = Repository(tmp_path, base.fingerprint)
+    with pytest.raises(DeltaError) as refused:
+        repository.verify("x", content)
+    assert repository.scan().unused["x.safetensors"] == str(refused.value).removeprefix("x: ")
 
 
 def test_files_that_are_not_served_are_listed_with_the_reason_and_logged_once(base, tmp_path):
@@ -708,6 +735,7 @@ def test_refused_requests_are_counted_under_their_route(serve, tasks):
     live.call("DELETE", "/v1/tasks/two")
     live.call("GET", "/nowhere")
     text = live.service.metrics.text().decode()
+    assert "_created" not in text, "it repeats every series"
     for labels in (
         'method="POST",route="/v1/predict",status="401"',
         'method="DELETE",route="/v1/tasks/{name}",status="401"',
@@ -779,6 +807,32 @@ def test_a_wrong_start_is_one_line_and_exit_code_2(words, why, tmp_path, capsys,
     assert why in said and said.count("\n") == 1
 
 
+def test_a_stop_signal_during_the_start_is_exit_code_0(tmp_path, monkeypatch):
+    from bitfit.cli import main as cli
+
+    def start(*_: Any) -> None:
+        raise KeyboardInterrupt  # as the handler of SIGTERM does
+
+    monkeypatch.setattr("bitfit.serve.run.serve", start)
+    assert cli.run(["serve", str(tmp_path)]) == 0
+
+
+def test_start_and_stop_are_logged_as_info_at_every_level(monkeypatch, capsys):
+    from bitfit.serve import logs
+
+    monkeypatch.setattr(logs._LOGGER, "handlers", [])
+    monkeypatch.setattr(logs._LOGGER, "propagate", False)
+    level = logs._LOGGER.level
+    logs.write_to_stderr("warning")
+    try:
+        logs.log("info", "request")
+        logs.announce("listening", url="http://127.0.0.1/")
+    finally:
+        logs._LOGGER.setLevel(level)
+    line = json.loads(capsys.readouterr().err)
+    assert (line["level"], line["event"]) == ("info", "listening")
+
+
 def test_tokens_come_from_files_too(tmp_path):
     (tmp_path / "t").write_text(ASK + "\n")
     tokens = Tokens.of_environment({"BITFIT_TOKEN_FILE": str(tmp_path / "t")})
@@ -793,6 +847,15 @@ def test_a_paced_load_is_as_heavy_at_its_beginning_as_at_its_end():
     moments = np.array([t for k in range(64) for t in due_times(random.Random(k), 0.5, 100.0, 140.0)])
     counts = np.histogram(moments, 4, (100.0, 140.0))[0]
     assert counts.sum() == pytest.approx(64 * 0.5 * 40, rel=0.1) and counts.min() > 0.8 * counts.max()
+
+
+def test_a_load_says_what_became_of_its_requests():
+    from bitfit.serve.load import Load, Result
+
+    load = Load("http://127.0.0.1:1")
+    shown = Result(load, 1.0, np.array([0.004]), {0: 2, 200: 1, 429: 2840, 504: 3}).table()
+    assert "1 answered, 2 without a response, 2,840 refused (429), 3 with status 504" in shown
+    assert "(answered requests only)" in shown and "{" not in shown
 
 
 def test_the_load_generator_counts_what_it_asked(shared_live):

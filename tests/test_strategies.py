@@ -60,8 +60,26 @@ def test_nothing_and_everything_can_be_asked_for(base):
 def test_a_bare_configuration_has_no_values_to_compare(folders):
     config = str(folders("bert") / "config.json")
     assert count(config, "random(all, 1%)").selection.count
-    with pytest.raises(SelectionError, match="needs the base's weights"):
+    with pytest.raises(SelectionError, match=r"magnitude\(all, 1%\): .* only a configuration; pass the folder"):
         count(config, "magnitude(all, 1%)")
+
+
+def test_count_reads_the_weights_of_a_base_that_is_named(folders, monkeypatch):
+    folder = folders("bert")
+    expected = count(str(folder), "magnitude(W_q, 1%)").trained
+    monkeypatch.setenv("BITFIT_MODELS", str(folder.parent))
+    assert expected["W_q"] and count(folder.name, "magnitude(W_q, 1%)").trained == expected
+
+
+def test_count_loads_a_base_only_for_a_selection_that_needs_its_weights(base, folders, monkeypatch):
+    from bitfit.model import audit
+
+    asked = []
+    monkeypatch.setattr(audit, "_has_weights", lambda spec: False)  # as for a hub id
+    monkeypatch.setattr(audit, "load_base", lambda spec: asked.append(spec) or base)
+    folder = str(folders("bert"))
+    assert count(folder, "bias").selection.count and not asked
+    assert count(folder, "magnitude(W_q, 1%)").selection.count and asked == [folder]
 
 
 def test_magnitude_trains_and_its_delta_is_sparse(base, csv_file):

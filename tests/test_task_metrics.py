@@ -9,6 +9,7 @@ from bitfit.data.examples import Answer, Examples
 from bitfit.tasks import Task
 from bitfit.tasks.answering import exact_match, normalised, word_f1
 from bitfit.tasks.metrics import score
+from bitfit.tasks.texts import ConstantPrediction
 
 
 def labelled(labels, texts=None, pairs=None):
@@ -220,7 +221,16 @@ def test_wrong_answers_are_found(kind, labels, predictions, golds, wrong):
 
 def test_one_class_for_all_is_a_warning():
     task = Task.of("classification", ("ham", "spam"))
-    with pytest.warns(UserWarning, match='"ham" is predicted for all 3 texts'):
+    with pytest.warns(UserWarning, match='^"ham" is predicted for all 3 texts'):
+        task.scores([0, 0, 0], labelled([0, 0, 1]))
+
+
+def test_a_warning_names_its_trial_if_there_are_several():
+    from bitfit.training.evaluation import naming
+
+    task = Task.of("classification", ("ham", "spam"))
+    expected = pytest.warns(ConstantPrediction, match='^rate 0.1, seed 1: "ham" is predicted for all 3 texts')
+    with expected, naming("rate 0.1, seed 1"):
         task.scores([0, 0, 0], labelled([0, 0, 1]))
 
 

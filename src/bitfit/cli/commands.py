@@ -300,7 +300,9 @@ def count(args: argparse.Namespace) -> None:
     from ..model.audit import count as audit
     from . import show
 
-    counts = audit(args.base, args.select, args.head, inject=args.inject)
+    if args.base is not None and args.base_option is not None:
+        raise UsageError(f"BASE is given twice: {args.base} and --base {args.base_option}; remove one")
+    counts = audit(args.base or args.base_option, args.select, args.head, inject=args.inject)
     if args.json:
         names = {"names": [list(row) for row in counts.names()]} if args.names else {}
         show_json({**counts.json(), **names})
@@ -397,12 +399,12 @@ def serve(args: argparse.Namespace) -> None:
     settings = read_value(Settings, table, "bitfit serve", UsageError)
     tokens = Tokens.of_environment()
     tokens.check(settings)
-    try:
-        from ..serve.run import serve as run
-    except ModuleNotFoundError as error:
-        raise UsageError(f'serving needs {error.name}: pip install "bitfit[serve]"') from error
-
-    run(args.folder, args.base, settings, tokens, args.dtype)
+    with suppress(KeyboardInterrupt):  # a stop signal ends a service with 0, also while it starts
+        try:
+            from ..serve.run import serve as run
+        except ModuleNotFoundError as error:
+            raise UsageError(f'serving needs {error.name}: pip install "bitfit[serve]"') from error
+        run(args.folder, args.base, settings, tokens, args.dtype)
 
 
 def bench_serve(args: argparse.Namespace) -> None:

@@ -289,6 +289,7 @@ def _evaluate(it: Parser) -> None:
 
 def _count(it: Parser) -> None:
     it.add_argument("base", metavar="BASE", nargs="?", help="folder, hub id or config.json (the demo base)")
+    it.add_argument("--base", dest="base_option", metavar="BASE", help="the same, as other commands take it")
     it.add_argument("--select", default="bias", help="what trains (%(default)s)")
     it.add_argument("--inject", default=NONE, help="added parameters: b_v, lora(W_q, 8), adapter(64) (%(default)s)")
     it.add_argument(

@@ -66,6 +66,8 @@ def run(done: Any, target: Path, took: float, base: str | None = None, resumed: 
             score = "-" if outcome.dev is None else percent(outcome.dev)
             rows.append((*_settings(outcome.trial), score, outcome.status))
         out.print(table(["rate", "batch", "seed", f"dev {metric}", ""], rows))
+        if done.story is None:  # the notes of the default recipe say what it chose
+            out.print(f"the best is written: {_trial_in_words(best.trial)}")
     for splits in _side_by_side(best.scores):
         out.print(_score_table({split: best.scores[split] for split in splits}))
     if best.gap:
@@ -143,6 +145,10 @@ def _settings(trial: Any) -> tuple[str, str, str]:
     return f"{trial.lr:g}", str(trial.batch), str(trial.seed)
 
 
+def _trial_in_words(trial: Any) -> str:
+    return "rate {}, batch {}, seed {}".format(*_settings(trial))
+
+
 MOST_CLASSES = 12  # in a confusion matrix that is printed
 
 
@@ -216,6 +222,8 @@ def delta(loaded: Any, count: int) -> None:
     facts["trained"] = f"{meta.trained:,} of {meta.total:,}"
     if meta.open_gates is not None:
         facts["open gates"] = f"{meta.open_gates:.2%} before the largest differences were chosen"
+    if meta.trial is not None:
+        facts["trial"] = _trial_in_words(meta.trial)
     facts["file"] = size(count)
     for split, score in scores.items():
         facts[split] = f"{meta.metric} {percent(score.value)}"

@@ -143,7 +143,8 @@ class Published:
         """
         if holdout is None:
             train, dev, split_notes = self._train_and_dev(seed)
-            train, draw_notes = _draw(train, self.kind, self.labels, train_size, seed)
+            drawn, draw_notes = _draw(train, self.kind, self.labels, train_size, seed)
+            train = drawn
             split_notes = (*split_notes, *draw_notes)
             test, test_notes = self.test
         else:
@@ -157,7 +158,7 @@ class Published:
             notes += file_notes
             if examples is not None:
                 more[name] = examples
-        notes += self._doubts()
+        notes += self._doubts(self.train if train_size is None else drawn)
         split_off = self.files.dev is None and holdout is None and train_size is None
         return Dataset(train, dev, test, self.kind, self.labels, self.columns, tuple(notes), more, split_off)
 
@@ -165,15 +166,15 @@ class Published:
         """The rows as in the files. Without a dev file, dev is empty and `held_out` is set."""
         dev, dev_notes = self.dev
         test, test_notes = self.test
-        notes = (*self.notes, *self.train_notes, *dev_notes, *test_notes, *self._doubts())
+        notes = (*self.notes, *self.train_notes, *dev_notes, *test_notes, *self._doubts(self.train))
         dev_or_empty = self.train.take([]) if dev is None else dev
         return Dataset(
             self.train, dev_or_empty, test, self.kind, self.labels, self.columns, notes, held_out=dev is None
         )
 
-    def _doubts(self) -> list[str]:
-        """Notes on labels that look wrong and on how the files were decoded."""
-        notes = list(reader_of(self.kind).doubts(self.train, self.labels))
+    def _doubts(self, train: Examples) -> list[str]:
+        """Notes on labels that look wrong in these training rows, and on how the files were decoded."""
+        notes = list(reader_of(self.kind).doubts(train, self.labels))
         for source in (self.files.train, self.files.dev, self.files.test):
             notes += source.notes if source is not None else []
         return notes

@@ -96,16 +96,35 @@ def read_claims(path: Path) -> dict[str, Any]:
     """The metadata of a file, unverified: for lists of many files."""
     try:
         with path.open("rb") as file:
-            size = _header_size(file.read(8))
-            text = file.read(size).decode() if size <= MAX_HEADER else ""
-        header = json.loads(text, object_pairs_hook=_unique)
-        return _metadata(header.get("__metadata__") if isinstance(header, dict) else None, DeltaError)
+            start = file.read(8)
+            size = _header_size(start)
+            data = start + (file.read(size) if size <= MAX_HEADER else b"")
+        header, _ = _header(data, _unusable)
+        return _metadata(header.get("__metadata__"), _unusable)
     except OSError as error:
         raise DeltaError(f"cannot be read ({error.strerror})") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DeltaError("not a usable bitfit file: it does not begin as a safetensors file does") from error
     except (ValueError, RecursionError, OverflowError) as error:
         raise DeltaError(f"not a usable bitfit file: {str(error)[:200]}") from error
+
+
+def _unusable(why: str) -> DeltaError:
+    return DeltaError(f"not a usable bitfit file: {why}")
+
+
+def _header(data: bytes, refuse: Callable[[str], DeltaError]) -> tuple[dict[str, Any], int]:
+    """The header of a file that begins with these bytes, and where its arrays begin."""
+    if len(data) < 8:
+        raise refuse("it is shorter than a header")
+    size = _header_size(data[:8])
+    if size > MAX_HEADER or 8 + size > len(data):
+        raise refuse("it does not begin as a safetensors file does, or it is cut off")
+    try:
+        header = json.loads(data[8 : 8 + size].decode(), object_pairs_hook=_unique)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise refuse("its header is not JSON") from error
+    if not isinstance(header, dict) or len(header) > MAX_TENSORS:
+        raise refuse("its header is not a table of at most 20,000 arrays")
+    return header, 8 + size
 
 
 def _header_size(start: bytes) -> int:
@@ -133,18 +152,11 @@ def decode(data: bytes, where: str, finite: bool = True) -> tuple[Tensors, dict[
 
 
 def _decode(data: bytes, refuse: Callable[[str], DeltaError], finite: bool) -> tuple[Tensors, dict[str, Any]]:
-    if len(data) < 8:
-        raise refuse("it is shorter than a header")
-    size = struct.unpack("<Q", data[:8])[0]
-    if size > MAX_HEADER or 8 + size > len(data):
-        raise refuse("its header is cut off or too large")
-    header = json.loads(data[8 : 8 + size].decode(), object_pairs_hook=_unique)
-    if not isinstance(header, dict) or len(header) > MAX_TENSORS:
-        raise refuse("its header is not a table of at most 20,000 arrays")
+    header, begin = _header(data, refuse)
     meta = _metadata(header.pop("__metadata__", None), refuse)
-    tensors = _arrays(header, data, 8 + size, refuse)
+    tensors = _arrays(header, data, begin, refuse)
     if finite:
-        _check_finite(tensors, np.frombuffer(data, np.uint8, offset=8 + size), refuse)
+        _check_finite(tensors, np.frombuffer(data, np.uint8, offset=begin), refuse)
     if meta.get("sha256") != digest(tensors, meta):
         raise refuse("its digest differs from its content; the file is damaged or was edited")
     return tensors, meta

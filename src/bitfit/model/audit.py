@@ -11,13 +11,14 @@ from torch import nn
 
 from ..errors import SelectionError, UsageError, suggest
 from .anatomy import HEADS, PARTS, Anatomy, anatomy, part_of
-from .base import Base, empty_model, load_base, load_config
+from .base import Base, empty_model, load_base, load_config, locate
 from .grafts import NONE
 from .injection import grow, target_of
 from .language import asks_for_nothing, is_learned
 from .language import select as select_sites
 from .resolution import resolve
 from .selection import Selection, count_by_term
+from .strategies import WeightsNeeded
 from .task_model import Model
 
 
@@ -122,7 +123,10 @@ class Audit:
 def count(
     spec: str | Base | None, select: str = "bias", head: str = "full", seed: int = 0, inject: str = NONE
 ) -> Audit:
-    """Count what a selection trains on a folder, a hub id or a config file, with a head for two classes."""
+    """Count what a selection trains on a folder, a hub id or a config file, with a head for two classes.
+
+    The weights of a hub id are fetched only if the selection depends on them.
+    """
     if head not in HEADS:
         raise UsageError(f'--head: no "{head}".{suggest(head, HEADS)}')
     if spec is None or isinstance(spec, Base) or _has_weights(spec):
@@ -131,7 +135,13 @@ def count(
         model = Model(base, 2, resolved.pool, inject)
         return _audit(base.name, select, base.grown(inject), resolved.anatomy, resolved.selection, model.head, head)
     name, sites, head_shapes = _shapes(spec, inject)
-    return _audit(name, select, sites, sites, select_sites(sites, select, seed), head_shapes, head)
+    try:
+        selection = select_sites(sites, select, seed)
+    except WeightsNeeded:
+        if Path(spec).is_file():
+            raise
+        return count(load_base(spec), select, head, seed, inject)
+    return _audit(name, select, sites, sites, selection, head_shapes, head)
 
 
 def _audit(
@@ -178,5 +188,7 @@ def _encoder_anatomy(model: nn.Module, inject: str = NONE) -> Anatomy:
 
 
 def _has_weights(spec: str) -> bool:
-    folder = Path(spec)
+    if Path(spec).is_file():
+        return False
+    folder = Path(locate(spec)[0])
     return folder.is_dir() and any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))

@@ -233,9 +233,9 @@ def locate(spec: str | os.PathLike[str] | None) -> tuple[str, str]:
     text = os.fspath(spec) if spec is not None else DEMO
     if text and Path(text).is_dir():
         return text, _folder_name(Path(text))
-    models = os.environ.get("BITFIT_MODELS")
-    if models and text and "/" not in text and (Path(models) / text).is_dir():
-        return str(Path(models) / text), text
+    folder = model_folder(text)
+    if folder is not None:
+        return str(folder), text
     if text == DEMO:
         folder = demo_folder()
         if folder is None:
@@ -247,6 +247,15 @@ def locate(spec: str | os.PathLike[str] | None) -> tuple[str, str]:
     if _is_path(text):
         raise ModelError(f"{text or '(empty)'}: no such model folder; pass a folder with config.json or a hub id")
     return text, text
+
+
+def model_folder(name: str) -> Path | None:
+    """The folder of that name in $BITFIT_MODELS; None if there is none."""
+    models = os.environ.get("BITFIT_MODELS")
+    if not models or name in ("", "..") or Path(name).name != name:  # a name from a delta must not lead elsewhere
+        return None
+    folder = Path(models) / name
+    return folder if folder.is_dir() else None
 
 
 def _is_path(text: str) -> bool:

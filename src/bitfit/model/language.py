@@ -22,7 +22,7 @@ from ..errors import SelectionError, suggest
 from .anatomy import TERMS, Anatomy, Site
 from .grafts import GRAFTS, graft_terms, injects
 from .selection import Selection, of_sites
-from .strategies import LEARNED, STRATEGIES, Request
+from .strategies import LEARNED, STRATEGIES, Request, WeightsNeeded
 
 _GROUPS: Mapping[str, Callable[[Anatomy, Site], bool]] = {
     "bias": lambda anatomy, site: site.term.startswith("b_"),
@@ -149,6 +149,8 @@ class _Sample:
         rng = np.random.default_rng([seed, self.ordinal])  # the ordinal makes two samples of one text differ
         try:
             sample = STRATEGIES[self.strategy](Request(context.anatomy, operand, count, rng))
+        except WeightsNeeded as reason:
+            raise WeightsNeeded(f"{context.text}: {reason}") from None
         except SelectionError as reason:
             raise _error(context.text, self.at, str(reason)) from None
         notes = operand.notes + self._notes(sample, count)

@@ -18,6 +18,10 @@ from .anatomy import Anatomy, Site
 from .selection import Indices, Learned, Selection, overlap
 
 
+class WeightsNeeded(SelectionError):
+    """A strategy that chooses by the base's weights, where only a configuration is known."""
+
+
 @dataclass(frozen=True)
 class Request:
     """The request to a strategy: pick `count` of the entries in `operand`."""
@@ -28,11 +32,14 @@ class Request:
     rng: np.random.Generator
 
     def values(self, name: str) -> Array:
-        """The base's values of a tensor, flat; SelectionError if only the configuration of the base is known."""
+        """The base's values of a tensor, flat; WeightsNeeded if only the configuration of the base is known."""
         if name in self.anatomy.injected:  # the base has no values of it
             return np.zeros(self.operand.size(name), np.float32)
         if self.anatomy.values is None:
-            raise SelectionError("this strategy needs the base's weights, but there is only a configuration")
+            raise WeightsNeeded(
+                "its entries are chosen by the base's weights, and this is only a configuration; "
+                "pass the folder or the hub id of the base"
+            )
         return self.anatomy.values(name).reshape(-1)
 
     def selection(self, entries: dict[str, Indices], *notes: str) -> Selection:

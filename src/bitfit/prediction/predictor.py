@@ -23,7 +23,7 @@ from ..data.source import DataFile, Records, RowSource
 from ..delta.delta import Delta
 from ..delta.meta import LONG
 from ..errors import DataError, DeltaError, ModelError, UsageError, suggest
-from ..model.base import DEMO, Base, load_base
+from ..model.base import DEMO, Base, load_base, model_folder
 from ..tasks import Task, Text
 from ..tasks.encode import Encoded
 from ..tasks.metrics import Score
@@ -311,7 +311,13 @@ def base_of(delta: Delta, spec: str | None, dtype: str | None = None) -> Base:
         return load_base(spec, dtype)
     name = delta.meta.base
     if name != DEMO and not delta.meta.hub:
-        raise ModelError(f"the delta was trained on the model folder {name}; pass its path with --base FOLDER")
+        folder = model_folder(name)
+        if folder is None:
+            raise ModelError(
+                f"the delta was trained on the model folder {name}; pass its path with --base FOLDER, "
+                "or set BITFIT_MODELS to the folder that contains it"
+            )
+        return load_base(folder, dtype)
     try:
         return load_base(name, dtype)
     except ModelError as error:

@@ -77,13 +77,23 @@ class Result:
         for name, value in numbers.items():
             if name.startswith("p") and name.endswith("_ms") and value:
                 percentiles.append(f"{name.removesuffix('_ms')} {value:.1f} ms")
-        lines = [f"{speed}, codes {numbers['codes']}", ", ".join(percentiles)]
+        lines = [f"{speed}: {self._outcomes()}"]
+        if percentiles:
+            lines.append(f"{', '.join(percentiles)} (answered requests only)")
         counts = self._bars()
         for bar, count in zip(BARS, counts, strict=True):
             if count:
                 length = round(50 * count / max(1, max(counts)))
                 lines.append(f"{f'<= {bar} ms':>12} {count:>8} {'#' * length}".rstrip())
         return "\n".join(lines)
+
+    def _outcomes(self) -> str:
+        """The number of requests by what became of them."""
+        wordings = {200: "{} answered", 429: "{} refused (429)", 0: "{} without a response"}
+        shown = []
+        for code in sorted(self.codes, key=lambda code: (code != 200, code)):
+            shown.append(wordings.get(code, f"{{}} with status {code}").format(f"{self.codes[code]:,}"))
+        return ", ".join(shown) or "no request"
 
     def _bars(self) -> list[int]:
         edges = np.array([0, *BARS[:-1], np.inf]) / 1e3

@@ -27,6 +27,12 @@ def log(level: str, event: str, **fields: object) -> None:
         _LOGGER.log(number, event, extra={"fields": fields})
 
 
+def announce(event: str, **fields: object) -> None:
+    """Write one line of level info whatever the level of the log: that the service started or stopped."""
+    record = _LOGGER.makeRecord(_LOGGER.name, logging.INFO, "", 0, event, (), None, extra={"fields": fields})
+    _LOGGER.handle(record)
+
+
 def write_to_stderr(level: str) -> None:
     """Send everything of this level and above to stderr, warnings of the HTTP server included."""
     handler = logging.StreamHandler()

@@ -9,11 +9,19 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TOKENS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+QUEUED = "longest time a text of the pass waited in the queue"
 WINDOW = 60.0
 MAX_RECENT = 20_000  # requests remembered of the last minute
 
@@ -22,11 +30,12 @@ class Metrics:
     """The metrics of one service. No label has a value that a client could choose, so their number is bounded."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # they would double the series, and every value of them is the time of the start
         self.registry = CollectorRegistry()
         shared: dict[str, Any] = {"registry": self.registry}
         self._requests = Counter("bitfit_requests", "requests", ["route", "method", "status"], **shared)
         self._latency = Histogram("bitfit_request_seconds", "time to answer", ["route"], buckets=SECONDS, **shared)
-        self._waited = Histogram("bitfit_queue_seconds", "longest wait in a pass", buckets=SECONDS, **shared)
+        self._waited = Histogram("bitfit_queue_seconds", QUEUED, buckets=SECONDS, **shared)
         self._pass = Histogram("bitfit_pass_seconds", "time of a pass through the base", buckets=SECONDS, **shared)
         self._batch = Histogram("bitfit_pass_texts", "texts of a pass", buckets=SIZES, **shared)
         self._batch_tokens = Histogram("bitfit_pass_tokens", "tokens of a pass", buckets=TOKENS, **shared)

@@ -33,6 +33,7 @@ from .workers import Closable, Outputs, Worker, can_fork
 Answer = dict[str, Any]
 Probe = Callable[[Outputs], None]
 MIN_TOKENS = 64  # a pass of fewer tokens hardly takes less time
+DIGITS = 7  # of the numbers in answers: float32 has no more
 STUCK = 4.0  # seconds on one pass after which a model thread counts as stuck
 
 
@@ -92,7 +93,18 @@ def answer_of(resident: Resident, reading: Reading, outputs: Array) -> Answer:
         return {"error": f"the task's answer cannot be formed ({type(error).__name__})"}
     if not math.isfinite(answer.get("value", 0.0)):
         return {"error": "the task's value is not finite"}
-    return answer
+    return {key: _rounded(value) for key, value in answer.items()}
+
+
+def _rounded(value: Any) -> Any:
+    """The value with its numbers to the digits that float32 has."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return value
 
 
 class Queue:

@@ -21,7 +21,7 @@ from ..model.base import Base, load_base
 from ..model.dtypes import FULL
 from ..prediction.predictor import base_of
 from .app import make_app
-from .logs import log, write_to_stderr
+from .logs import announce, log, write_to_stderr
 from .repository import SUFFIX, Repository
 from .service import Service
 from .settings import Settings, Tokens
@@ -52,7 +52,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         host, port = (sockets or [])[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        log("warning", "listening", url=f"http://{shown}:{port}/", tasks=len(self.service.repository.entries))
+        announce("listening", url=f"http://{shown}:{port}/", tasks=len(self.service.repository.entries))
 
 
 def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens, dtype: str | None = None) -> None:
@@ -75,13 +75,13 @@ def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens, dt
         )  # fmt: skip
         gc.collect()
         gc.freeze()  # a collection that traverses all of torch stops every thread for 0.3 s
-        service.queue.fork(listening)
         try:
+            service.queue.fork(listening)
             with suppress(KeyboardInterrupt):  # uvicorn raises the stop signal again
                 _Server(config, service).run(sockets=[listening])
         finally:
             service.queue.kill_workers()
-        log("warning", "stopped")
+        announce("stopped")
 
 
 def _base(folder: Path, spec: str | None, dtype: str | None) -> Base:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ..errors import suggest
 from ..tasks import KINDS, Text
 
 MAX_ERRORS = 100  # validation errors that are looked at one by one
@@ -128,10 +129,20 @@ def parse_query(query: dict[str, str]) -> ListQuery:
 def _request_error(error: ValidationError, default: str) -> RequestError:
     if error.error_count() > MAX_ERRORS:  # formatting them all takes longer than finding them
         return RequestError(422, f"{error.error_count():,} fields are wrong", default)
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    listed = error.errors(include_url=False, include_context=False, include_input=False)
+    unknown = [each for each in listed if each["type"] == "extra_forbidden"]
+    first = (unknown or listed)[0]
     # Pydantic puts the member of a union into the path: `inputs.3.str`.
     path = [str(step) for step in first["loc"] if step not in ("str", "TextInput")]
-    return RequestError(422, str(first["msg"])[:300], ".".join(path) or default)
+    message = _unknown_field(path) if unknown else str(first["msg"])
+    return RequestError(422, message[:300], ".".join(path) or default)
+
+
+def _unknown_field(path: list[str]) -> str:
+    """The message on a field that does not exist, with the closest one that does."""
+    models: dict[str, type[BaseModel]] = {"items": Item, "inputs": TextInput}
+    model = models[path[0]] if len(path) > 1 else PredictRequest
+    return f'no field "{path[-1][:60]}".{suggest(path[-1], model.model_fields)}'
 
 
 # ---- responses: the OpenAPI document shows them, and the tests hold the service to them ----

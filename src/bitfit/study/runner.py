@@ -13,6 +13,7 @@ from ..errors import DataError, Interrupted, SelectionError, UsageError, suggest
 from ..model.audit import count
 from ..model.base import Base
 from ..model.resolution import resolve, resolve_pool
+from ..terminal.progress import counted
 from ..training.checkpoint import SECONDS
 from ..training.job import Job
 from ..training.plan import Trial, default_rates
@@ -307,4 +308,4 @@ def _summary(work: Pass, outcomes: list[Result]) -> str:
     if scores and diverged:
         shown += f", {diverged} diverged"
     seconds = sum(result.cost["seconds"] for result in outcomes)
-    return f"{where}: {names}: {len(outcomes)} trials, {shown}, {seconds:.0f} s"
+    return f"{where}: {names}: {counted(len(outcomes), 'trial')}, {shown}, {seconds:.0f} s"

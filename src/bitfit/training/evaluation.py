@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +62,25 @@ class Scored:
     scores: dict[str, Score]
 
 
-def score_lanes(job: Job, bank: Bank, lanes: Sequence[int], part: Part) -> dict[int, Scored]:
-    """The predictions and every metric of each lane on a part of the data."""
+@contextmanager
+def naming(source: str) -> Iterator[None]:
+    """Warnings inside begin with their source, such as a trial of several."""
+    if not source:
+        yield
+        return
+    with warnings.catch_warnings(record=True) as caught:
+        yield
+    for warning in caught:
+        warnings.warn(f"{source}: {warning.message}", warning.category, 3)
+
+
+def score_lanes(
+    job: Job, bank: Bank, lanes: Sequence[int], part: Part, sources: Mapping[int, str] | None = None
+) -> dict[int, Scored]:
+    """The predictions and every metric of each lane on a part of the data; `sources` name lanes in warnings."""
     scored = {}
     for k, logits in outputs(job, bank, lanes, part.rows).items():
         predictions = job.task.predictions(logits, part.encoded, part.examples)
-        scored[k] = Scored(predictions, job.task.scores(predictions, part.examples))
+        with naming((sources or {}).get(k, "")):
+            scored[k] = Scored(predictions, job.task.scores(predictions, part.examples))
     return scored

@@ -196,6 +196,7 @@ def _task(dataset: Dataset, named: NamedTask | None, metric: str | None, positiv
         metric = named.metric
     if positive is None and named is not None and len(named.labels) == 2:
         positive = named.labels[1]  # as GLUE scores its tasks
+        note(f'Precision, recall and f1 are about "{positive}", as the task is scored; --positive names the other one.')
     task = Task.of(dataset.kind, dataset.labels, metric)
     if positive is not None:
         return task.with_positive(positive).fitted(dataset.train)

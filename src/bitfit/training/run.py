@@ -39,7 +39,7 @@ from .checkpoint import SECONDS, Store
 from .compute import threads
 from .convex import FOLDS, solved_head, with_values
 from .diff_pruning import Mask, learn_masks
-from .evaluation import score_lanes
+from .evaluation import naming, score_lanes
 from .explain import Story, sentences
 from .group import Group
 from .history import GatePhase, TrainScore
@@ -501,16 +501,24 @@ def finish(job: Job, runners: list[Runner], scored: Mapping[str, Part]) -> list[
     done = [runner for runner in runners if runner.status == "done"]
     scores: dict[int, Scores] = {runner.k: {} for runner in runners}
     predictions: dict[int, dict[str, Any]] = {runner.k: {} for runner in runners}
+    sources = {runner.k: _source(runner.trial, len(runners) > 1) for runner in runners}
     with torch.no_grad():
         for runner in done:
-            scores[runner.k]["dev"] = _dev_scores(job, runner)
+            with naming(sources[runner.k]):
+                scores[runner.k]["dev"] = _dev_scores(job, runner)
             runner.flat.copy_(runner.best_values)
     if done:
         for name, part in scored.items():
-            for k, scored_lane in score_lanes(job, done[0].bank, [runner.k for runner in done], part).items():
+            lanes = [runner.k for runner in done]
+            for k, scored_lane in score_lanes(job, done[0].bank, lanes, part, sources).items():
                 scores[k][name] = scored_lane.scores
                 predictions[k][name] = scored_lane.predictions
     return [_outcome(job, runner, scores[runner.k], predictions[runner.k]) for runner in runners]
+
+
+def _source(trial: Trial, several: bool) -> str:
+    """What names a trial in warnings: nothing if there is only one."""
+    return f"rate {trial.lr:g}, batch {trial.batch}, seed {trial.seed}" if several else ""
 
 
 def _dev_scores(job: Job, runner: Runner) -> dict[str, Score]:
