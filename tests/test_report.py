@@ -261,6 +261,18 @@ def test_change_and_score_are_compared_at_one_rate():
     assert [place.effect for place in comparison.estimate.places] == pytest.approx([expected] * 3)
 
 
+def test_a_method_that_was_not_run_is_the_reason_not_the_majority_class():
+    study = STUDIES["bitfit-table3"]
+    (found,) = everywhere(study, means({}, spread=0.0), bases=("tiny",), tasks=study.tasks[:1])
+    weak = {point: replace(result, majority=0.9) for point, result in found.results.items() if point.method != "Full"}
+    one = verdict(study, "as-good-as-full", [replace(found, results=weak)])
+    comparison = next(each for each in one.comparisons if "Full" in each.says)
+    assert comparison.left_out == (f"tiny, {study.tasks[0]}: Full was not run",)
+    assert comparison.needs.startswith("run Full; needs ")
+    shown = report.verdict_grid([one]).markdown()
+    assert "Full was not run" in shown and f"to decide it: {one.needs}" in shown
+
+
 def test_a_claim_about_one_base_needs_that_base_only():
     study = STUDIES["tiny-imdb"]
     table = {"Without BitFit": 0.85, "With BitFit": 0.6}

@@ -25,6 +25,7 @@ from .statistics import Place
 from .tables import audit, by_rate, costs, counted_wins, gaps, published_tables, tables
 from .verdicts import GENERAL_BASES, GENERAL_PLACES, GENERAL_TASKS, OPEN, Comparison, Verdict, judge
 
+MOST_LEFT_OUT = 3  # places that a table names one by one
 PLACE_NOTE = "A place is one task on one base."
 METHOD = (
     PLACE_NOTE,
@@ -320,6 +321,14 @@ def details_in_words(one: Comparison) -> str:
     return "; ".join(details)
 
 
+def _left_out_in_words(one: Comparison) -> str:
+    """The first places that a comparison leaves out, each with the reason."""
+    shown = [f"left out: {text}" for text in one.left_out[:MOST_LEFT_OUT]]
+    if len(one.left_out) > MOST_LEFT_OUT:
+        shown.append(f"left out: {len(one.left_out) - MOST_LEFT_OUT:,} more")
+    return "; ".join(shown)
+
+
 def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"= {value:.3f}"
 
@@ -343,7 +352,9 @@ def verdict_grid(verdicts: Sequence[Verdict]) -> Grid:
         for n, one in enumerate(verdict.comparisons):
             first = claim if n == 0 else ["", "", ""]
             published = _published_words(verdict, n)
-            rows.append([*first, one.says, effect_in_words(one), details_in_words(one), published])
+            needs = f"to decide it: {verdict.needs}" if n == 0 and verdict.needs else ""
+            details = "; ".join(filter(None, (details_in_words(one), _left_out_in_words(one), needs)))
+            rows.append([*first, one.says, effect_in_words(one), details, published])
     head = ["claim", "claimed by", "verdict", "comparison", "effect", "details", "the paper's own numbers"]
     return Grid("Claims", head, rows, texts=range(len(head)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
@@ -45,6 +45,7 @@ class Comparison:
     estimate: Estimate | None
     by_base: dict[str, Estimate]
     left_out: tuple[str, ...]
+    not_run: tuple[str, ...] = ()  # methods that are missing on a place where others were run
     levels: Levels = Levels()
 
     @property
@@ -112,7 +113,8 @@ class Comparison:
     def needs(self) -> str:
         """What would decide it, in words; empty if it is decided."""
         if self.missing:
-            return f"needs {', '.join(self.missing)}"
+            first = f"run {' and '.join(self.not_run)}; " if self.not_run else ""
+            return f"{first}needs {', '.join(self.missing)}"
         if self.outcome != OPEN or self.estimate is None:
             return ""
         detectable = self.estimate.detectable(self.levels.holds)
@@ -271,39 +273,54 @@ def _compare(part: Part, bases: Sequence[Findings]) -> Comparison:
     test = TESTS[part.test]
     by_base = {}
     left_out: list[str] = []
+    not_run: dict[str, None] = {}
     for findings in bases:
         estimate = test.estimate(part, [findings])
         if estimate is not None:
             by_base[findings.base] = estimate
-        left_out += _left_out(part, findings)
-    return Comparison(part, test.estimate(part, bases), by_base, tuple(left_out))
+        if not is_about(part, findings):
+            continue
+        for where, task, size in _places(part, findings):
+            missing = _not_run(part, findings, task, size)
+            not_run |= dict.fromkeys(missing)
+            left_out += [f"{where}: {reason}" for reason in _why_left_out(part, findings, task, size, missing)]
+    return Comparison(part, test.estimate(part, bases), by_base, tuple(left_out), tuple(not_run))
 
 
-def _left_out(part: Part, findings: Findings) -> list[str]:
-    """The places and cells that a comparison could have used but did not, with the reason."""
-    reasons: list[str] = []
-    if not is_about(part, findings):
-        return reasons
+def _places(part: Part, findings: Findings) -> Iterator[tuple[str, str, int | None]]:
+    """The places that a comparison could use: in words, and their task and size."""
     for task in part.tasks or findings.trained_tasks:
         sizes = findings.sizes(task) if task in findings.trained_tasks else []
         for size in sizes:
-            where = f"{findings.base}, {task}"
-            if size and len(sizes) > 1:
-                where += f" ({size:,} rows)"
-            if (task, size) in findings.without_evidence:
-                reasons.append(f"{where}: the methods do not beat the majority class")
-                continue
-            for name in _methods(part):
-                reason = _edge(findings, (name, task, size))
-                if reason is not None:
-                    reasons.append(f"{where}: {name} {reason}")
-    return reasons
+            rows = f" ({size:,} rows)" if size and len(sizes) > 1 else ""
+            yield f"{findings.base}, {task}{rows}", task, size
+
+
+def _not_run(part: Part, findings: Findings, task: str, size: int | None) -> list[str]:
+    """The methods of a comparison that have no finished trial at a place."""
+    known = {method.name for method in findings.study.methods}
+    return [name for name in _methods(part) if name in known and not findings.chosen((name, task, size))]
+
+
+def _why_left_out(part: Part, findings: Findings, task: str, size: int | None, not_run: Sequence[str]) -> Iterator[str]:
+    """Why a comparison does not use a place or a cell of it. A method that was not run is the first reason."""
+    for name in not_run:
+        yield f"{name} was not run"
+    if not_run:
+        return
+    if (task, size) in findings.without_evidence:
+        yield "the methods do not beat the majority class"
+        return
+    if not TESTS[part.test].inner_rates:
+        return
+    for name in _methods(part):
+        reason = _edge(findings, (name, task, size))
+        if reason is not None:
+            yield f"{name} {reason}"
 
 
 def _methods(part: Part) -> list[str]:
-    """The methods whose rate must not be at the edge of those tried."""
-    if not TESTS[part.test].inner_rates:
-        return []
+    """The methods that a comparison names."""
     return list(dict.fromkeys(name for name in (part.a, part.b, *part.pair) if name))
 
 
