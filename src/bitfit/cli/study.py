@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..study import forecast, spec
-from ..study.grid import Settings
+from ..study.grid import Settings, tries_default_rates
 from ..study.spec import Study
 from ..study.store import Results
 from . import show
@@ -206,6 +206,11 @@ def _run_on(study: Study, base: str, settings: Settings, results: Results, args:
     campaign = runner.Campaign(
         study, base, settings, args.data, results, args.threads, args.lanes, seconds, folders=folders
     )
+    if settings.lr is None and tries_default_rates(study, settings, base):
+        show.note(
+            f"Rates are bitfit's defaults for {campaign.name}, which is not a base of the study; "
+            "--lr paper keeps the study's."
+        )
     if args.dry_run:
         return _forecast(campaign, args)
     command = ["bitfit", "study", "run", study.name, "--base", campaign.name, *settings.words()]
@@ -214,7 +219,7 @@ def _run_on(study: Study, base: str, settings: Settings, results: Results, args:
     for name, why in campaign.skipped.items():
         show.note(f"left out: {name}: {why}")
     before = _distinct_trials(campaign) - trained
-    show.note(f"{campaign.name}: {trained} trials trained, {before} had been trained before")
+    show.note(f"{campaign.name}: {show.counted(trained, 'trial')} trained, {before} had been trained before")
     return {"base": campaign.name, "trained": trained, "trials": len(campaign.keys), "skipped": campaign.skipped}
 
 
@@ -247,26 +252,35 @@ def _forecast(campaign: Any, args: argparse.Namespace) -> dict[str, Any]:
     done = _distinct_trials(campaign) - trials
     seconds = sum(work.work for work in works) / pace
     memory = max((work.memory for work in works), default=0.0)
+    passes = "1 pass" if len(works) == 1 else f"{len(works):,} passes"
     if not args.json:
-        by_cell: dict[tuple[str, str], list[Any]] = {}
-        for work in works:
-            for point in work.points:
-                by_cell.setdefault((point.task, point.method), []).append(work.work / len(work.points))
-        rows = []
-        for (task, method), shares in by_cell.items():
-            rows.append((task, method, str(len(shares)), duration(sum(shares) / pace)))
-        show.out.print(
-            show.table(["task", "method", "trials", "time"], rows, f"{campaign.study.name} on {campaign.name}", left=2)
-        )
+        title = f"{campaign.study.name} on {campaign.name}"
+        show.out.print(show.table(["task", "method", "rates", "trials", "time"], _cells(works, pace), title, left=3))
         for name, why in campaign.skipped.items():
             show.note(f"left out: {name}: {why}")
         show.out.print(
-            f"{trials} trials in {len(works)} passes to run, {done} done; "
+            f"{show.counted(trials, 'trial')} in {passes} to run, {done} done; "
             f"about {duration(seconds)} at {pace / 1e9:.0f} GFLOP/s, up to {show.size(memory)} of memory",
             soft_wrap=True,
         )  # fmt: skip
     return {"base": campaign.name, "trials": trials, "passes": len(works), "done": done,
             "seconds": seconds, "memory": memory, "skipped": campaign.skipped}  # fmt: skip
+
+
+def _cells(works: list[Any], pace: float) -> list[tuple[str, ...]]:
+    """The task, method, rates, number of trials and time of each cell that would run."""
+    shares: dict[tuple[str, str], list[float]] = {}
+    rates: dict[tuple[str, str], set[float]] = {}
+    for work in works:
+        for point in work.points:
+            cell = (point.task, point.method)
+            shares.setdefault(cell, []).append(work.work / len(work.points))
+            rates.setdefault(cell, set()).add(point.lr)
+    rows = []
+    for cell, times in shares.items():
+        tried = ", ".join(f"{rate:g}" for rate in sorted(rates[cell]))
+        rows.append((*cell, tried, str(len(times)), duration(sum(times) / pace)))
+    return rows
 
 
 @contextmanager

@@ -109,6 +109,12 @@ def rates(
     return method.rates_by_task.get(task, method.rates)
 
 
+def tries_default_rates(study: Study, settings: Settings, base: str) -> bool:
+    """Whether a method is tried at the default rates for the base and its selection, not at those of the study."""
+    any_free = any(not method.fixed for method in methods(study, settings))
+    return any_free and _takes_default_rates(study, settings, base)
+
+
 def _takes_default_rates(study: Study, settings: Settings, base: str) -> bool:
     return settings.lr == "auto" or (settings.lr is None and base not in study.protocol.bases)
 
@@ -228,10 +234,9 @@ def differences(study: Study, settings: Settings, base: str, name: str) -> list[
         changed.append(f"At most {settings.train_size:,} training rows.")
     if settings.dev_size is not None:
         changed.append(f"At most {settings.dev_size:,} rows of the dev and test parts are scored.")
-    any_free = any(not method.fixed for method in methods(study, settings))
     if isinstance(settings.lr, tuple):
         changed.append(f"Rates: {_several(settings.lr)}.")
-    elif any_free and _takes_default_rates(study, settings, base):
+    elif tries_default_rates(study, settings, base):
         whose = "the paper's" if study.of_a_paper else "the study's"
         changed.append(f"Rates are the defaults for the base and the selection, not {whose}.")
     return changed
