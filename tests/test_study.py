@@ -327,6 +327,19 @@ def test_the_commands_on_a_report_run_as_printed(tiny, tmp_path, monkeypatch, ca
         assert "0 trials in 0 passes to run, 1 done" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_dry_run_shows_the_rates_and_says_when_they_are_defaults(tiny, tmp_path, monkeypatch, capsys):
+    from bitfit.cli.main import run as bitfit
+
+    monkeypatch.chdir(tmp_path)
+    words = ["study", "run", "plus-figure7", "--base", tiny[0], "--data", tiny[1], "--tasks", "rte"]
+    words += ["--method", "BitFit", "--epochs", "1", "--seeds", "1", "--train-size", "16", "--dry-run"]
+    assert bitfit(words) == 0
+    assert "--lr paper keeps the study's" in " ".join(capsys.readouterr().err.split())
+    assert bitfit([*words, "--lr", "0.0123"]) == 0
+    shown = capsys.readouterr()
+    assert "0.0123" in shown.out and "--lr paper" not in shown.err
+
+
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_commands_of_a_study_that_was_not_run_are_understood(name):
     from bitfit.cli.options import parse
