@@ -276,7 +276,7 @@ def _cells(works: list[Any], pace: float) -> list[tuple[str, ...]]:
             cell = (point.task, point.method)
             shares.setdefault(cell, []).append(work.work / len(work.points))
             rates.setdefault(cell, set()).add(point.lr)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for cell, times in shares.items():
         tried = ", ".join(f"{rate:g}" for rate in sorted(rates[cell]))
         rows.append((*cell, tried, str(len(times)), duration(sum(times) / pace)))

@@ -30,7 +30,8 @@ class Metrics:
     """The metrics of one service. No label has a value that a client could choose, so their number is bounded."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # they would double the series, and every value of them is the time of the start
+        # They would double the series, and every value of them is the time of the start.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         shared: dict[str, Any] = {"registry": self.registry}
         self._requests = Counter("bitfit_requests", "requests", ["route", "method", "status"], **shared)
