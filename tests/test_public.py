@@ -86,7 +86,7 @@ def test_a_bar_ends_with_its_stage_and_shows_dev_only_if_there_is_one(monkeypatc
 
     from rich.console import Console
 
-    from bitfit import progress
+    from bitfit.terminal import progress
 
     screen = StringIO()
     console = Console(file=screen, force_terminal=True, width=100)

@@ -40,9 +40,7 @@ class Settings:
     max_delta: int = option(64, "maximum size of an uploaded delta in MB")
     watch: float = option(1.0, "seconds between two scans of the folder", least=1e-3)
     log: str = option("info", "info: a line per request; warning: only problems, start and stop", choices=LEVELS)
-    drain: float = option(
-        0.5, "seconds after a stop signal in which new requests get status 503", least=0
-    )
+    drain: float = option(0.5, "seconds after a stop signal in which new requests get status 503", least=0)
 
     def __post_init__(self) -> None:
         for entry in fields(self):
