@@ -186,7 +186,7 @@ def test_an_unknown_metric_is_corrected() -> None:
 
 
 def test_an_error_cannot_pick_the_best_checkpoint() -> None:
-    with pytest.raises(UsageError, match=r"mae is reported, .* use r2"):
+    with pytest.raises(UsageError, match=r"must be better when higher; use r2"):
         Task.of("regression", (), "mae")
 
 

@@ -152,7 +152,7 @@ def test_a_call_that_is_neither_form_is_refused(base):
     delta = delta_of(base, 0)
     with pytest.raises(UsageError, match="not both"):
         predict([(delta, "good")], ["good"], base)
-    with pytest.raises(UsageError, match="a delta and texts"):
+    with pytest.raises(TypeError, match="a delta and texts"):
         predict(delta, base=base)
     with pytest.raises(UsageError, match="single texts"):
         predict([(delta, ("good", "bad"))], base=base)

@@ -165,8 +165,8 @@ def test_the_command_scores_a_pattern(folder, folders, capsys):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--file", "{in}"], "name a folder with --out"),
-        (["--file", "{in}/b.csv", "--workers", "2"], "--workers is for"),
+        (["--file", "{in}"], "pass a folder with --out DIR"),
+        (["--file", "{in}/b.csv", "--workers", "2"], "--workers is only for"),
         (["--file", "{in}/none*.csv", "--out", "{tmp}/out"], "no such files"),
         (["--file", "{in}", "--task-column", "task", "--out", "{tmp}/out"], "needs a folder of deltas"),
         (["--file", "{in}", "--address", "x", "--out", "{tmp}/out"], "--address is only for --engine ray"),
