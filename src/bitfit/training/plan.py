@@ -74,10 +74,12 @@ class Plan:
     """What a user asks of `train`: several rates, batch sizes or seeds make a grid of trials."""
 
     select: str = _option("bias", "what trains: bias, b_q + b_m2, bias@last4, random(all, 0.1%), all, none, ...")
-    inject: str = _option("none", "what is added: biases that layers lack (b_v, bias), lora(W_q + W_v, 8), adapter(64)")
-    head: str = _option("full", "what of the head trains", choices=HEADS)
+    inject: str = _option(
+        "none", "what to add: biases where a layer has none (b_v, bias), lora(W_q + W_v, 8), adapter(64)"
+    )
+    head: str = _option("full", "which parameters of the head train", choices=HEADS)
     init: str = _option("keep", "start values: keep, zero(SELECTION) or reinit(SELECTION)")
-    pool: str = _option("auto", "what the head reads; auto: as the base declares", choices=("auto", "cls", "mean"))
+    pool: str = _option("auto", "what the head reads (auto: as the base declares)", choices=("auto", "cls", "mean"))
     lr: Sequence[float] | float | None = _option(
         None, "learning rates, comma-separated (chosen by SELECT and the base)", numbers
     )
@@ -104,7 +106,7 @@ class Plan:
     )
     long: str = _option(
         HEAD_OF_TEXT,
-        "what of a text above --max-length is read: its first tokens, its first and last ones, or all in windows",
+        "how a text above --max-length is read: its first tokens, its first and last ones, or all of it in windows",
         choices=LONG,
     )
     train_size: Sequence[int] | int | None = _option(
@@ -119,18 +121,18 @@ class Plan:
     metric: str | None = _option(
         None, "main metric; the plain recipe picks checkpoint and trial by it (accuracy; spearman for numbers)"
     )
-    positive: str | None = _option(None, "the class, of two, that precision, recall and F1 are about (the rarer)")
-    prefix_dropout: bool = _option(False, "dropout below the lowest trained layer too; slower", bool)
+    positive: str | None = _option(None, "the positive class of two, for precision, recall and F1 (the rarer)")
+    prefix_dropout: bool = _option(False, "apply dropout also below the lowest trained layer; slower", bool)
     dropout: str = _option("on", "first-tenth: only in the first tenth of each epoch", choices=DROPOUTS)
-    autofreeze: bool = _option(False, "freeze layers that hardly move any more, from the lowest up; faster", bool)
+    autofreeze: bool = _option(False, "freeze layers whose values have settled, from the lowest up; faster", bool)
     gap: bool = _option(False, "score the training rows too, for the generalisation gap", bool)
     task: str | None = _option(None, f"a named task, or a kind: {', '.join(BUILT_IN)} (recognised)")
     text: str | None = _option(None, "text column (recognised)")
     text_pair: str | None = _option(None, "second text column; a question's context")
     label: str | None = _option(None, "label column; several 0/1 columns, comma-separated, are a multilabel task")
-    separator: str | None = _option(None, "what stands between several labels of a row (| or ;); implies multilabel")
-    lanes: int | None = _option(None, "most trials trained together", int)
-    threads: int | None = _option(None, "CPU threads; the same number gives the same bits", int)
+    separator: str | None = _option(None, "separator of several labels in a row (| or ;); implies multilabel")
+    lanes: int | None = _option(None, "most trials in one pass through the base", int)
+    threads: int | None = _option(None, "CPU threads; results are equal to the bit for an equal number", int)
     device: str = _option("auto", "where to compute", choices=DEVICES)
     dtype: str = _option(FULL, "type in which the frozen base is stored; what trains is float32", choices=DTYPES)
 
