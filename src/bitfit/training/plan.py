@@ -75,7 +75,7 @@ class Plan:
 
     select: str = _option("bias", "what trains: bias, b_q + b_m2, bias@last4, random(all, 0.1%), all, none, ...")
     inject: str = _option(
-        "none", "what to add: biases where a layer has none (b_v, bias), lora(W_q + W_v, 8), adapter(64)"
+        "none", "what is added: biases where a layer has none (bias), lora(W_q + W_v, 8), adapter(64)"
     )
     head: str = _option("full", "which parameters of the head train", choices=HEADS)
     init: str = _option("keep", "start values: keep, zero(SELECTION) or reinit(SELECTION)")
