@@ -5,12 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from .on_disk import DiskTexts
 from .source import RowSource
+
+if TYPE_CHECKING:
+    from .on_disk import DiskTexts
 
 Kind = str
 """The name of a kind of task, such as "classification": a key of data.readers.READERS and of tasks.KINDS."""
@@ -62,6 +62,8 @@ class Examples:
 
     def take(self, indices: Iterable[int]) -> Examples:
         """The examples at these indices, in this order."""
+        from .on_disk import DiskTexts  # imports numpy, which --help does without
+
         indices = list(indices)
 
         def take(column: list[Any]) -> list[Any]:
@@ -109,6 +111,8 @@ class Dataset:
 
 def duplicates(examples: Examples, by_pair: bool = False) -> Iterator[list[int]]:
     """Indices grouped by equal text and second text (or by the second alone), in order of first appearance."""
+    from .on_disk import DiskTexts
+
     second = examples.pairs or examples.texts
     first = second if by_pair else examples.texts
     if isinstance(first, DiskTexts) and isinstance(second, DiskTexts):
@@ -122,6 +126,8 @@ def duplicates(examples: Examples, by_pair: bool = False) -> Iterator[list[int]]
 
 def _equal_on_disk(first: DiskTexts, second: DiskTexts) -> Iterator[list[int]]:
     """The same for texts that are not in memory: compared by digests, which take 16 bytes each."""
+    import numpy as np
+
     digests = np.concatenate([first.digests(), second.digests()], axis=1) if second is not first else first.digests()
     order = np.lexsort(digests.T)  # stable: equal texts stay in their order
     differs = (digests[order[1:]] != digests[order[:-1]]).any(axis=1)

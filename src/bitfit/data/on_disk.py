@@ -31,7 +31,7 @@ _folder: ContextVar[Path | None] = ContextVar("folder", default=None)
 def kept_on_disk(folder: Path | None) -> Iterator[None]:
     """Keep texts and tokens in files of a folder while the block runs; None keeps them in memory."""
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     token = _folder.set(folder)
     try:
         yield
