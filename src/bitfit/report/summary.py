@@ -131,12 +131,17 @@ def _claims_without_numbers(judged: Sequence[Judged]) -> Grid:
     for claim in spec.known_claims().values():
         best = _best(claim, judged)
         if best is None or not _places(best[1]):
-            names = [one.study.name for one in judged if claim.id in {verdict.claim.id for verdict in one.verdicts}]
+            names = [one.study.name for one in judged if _tests(one, claim)]
             outcome = Cell("open", _paper_says(claim, judged), "open")
             rows.append([_claim_cell(claim), outcome, f"a run of {' or '.join(names)}" if names else "in no study"])
     caption = "Claims that no place has numbers for yet."
     head = ["claim", "verdict", "what would decide it"]
     return Grid("Claims without numbers", head, rows, caption, texts=range(len(head)))
+
+
+def _tests(judged: Judged, claim: Claim) -> bool:
+    """Whether a study has a verdict on the claim."""
+    return any(verdict.claim.id == claim.id for verdict in judged.verdicts)
 
 
 def _claim_cell(claim: Claim, verdict: Verdict | None = None) -> Cell:

@@ -208,12 +208,7 @@ def _train(
     if group.rank:
         out = None
     if out is not None:
-        inputs = [] if isinstance(source, Dataset | Files) else [Path(source)]
-        files.check_target(Path(out), *inputs)
-        require_delta_or_nothing(Path(out))
-        files.check_target(run_folder(out) / "history")
-        with suppress(OSError):
-            run_folder(out).rmdir()  # made by the check; a command that fails before the first step leaves none
+        _check_out(Path(out), source)
     notes: list[str] = []
 
     def note(text: str) -> None:
@@ -273,6 +268,16 @@ def require_delta_or_nothing(path: Path) -> None:
         Delta.load(path)
     except DeltaError as error:
         raise UsageError(f"{path}: exists and is not a delta; remove it or name another file") from error
+
+
+def _check_out(out: Path, source: StrPath | Dataset | Files) -> None:
+    """Refuse a target that cannot be written, is an input or belongs to somebody else, before anything is computed."""
+    inputs = [] if isinstance(source, Dataset | Files) else [Path(source)]
+    files.check_target(out, *inputs)
+    require_delta_or_nothing(out)
+    files.check_target(run_folder(out) / "history")
+    with suppress(OSError):
+        run_folder(out).rmdir()  # made by the check; a command that fails before the first step leaves none
 
 
 @dataclass(frozen=True, eq=False)
