@@ -169,7 +169,7 @@ def _train(method: Method, protocol: Protocol, dataset: Dataset, base: Base, out
     began = time.monotonic()
     with show.training_bar(method.name) as watch:
         run = train(
-            dataset, base, out=out, watch=watch,
+            dataset, base, out=out, watch=watch, quiet=True,
             select=method.select, lr=method.rates, epochs=protocol.epochs, evals_per_epoch=protocol.evals_per_epoch,
             schedule=protocol.schedule, gap=True,
         )  # fmt: skip
