@@ -124,7 +124,7 @@ def uses_folds(dataset: Dataset, exact: bool) -> bool:
 
 
 class _Recipe:
-    """One run of the recipe. Arrays of numbers hold examples of `examples`, unless they are called rows."""
+    """One run of the recipe. Arrays number the examples of `data`, unless they are called rows."""
 
     def __init__(
         self, job: Job, trials: list[Resolved], store: Store, watch: Watch, exact: bool, lanes: int | None
@@ -134,10 +134,10 @@ class _Recipe:
         self.model = Model(job.base, job.task.outputs, first.pool, first.inject)
         self.layer = output_layer(self.model)
         self.passes = 0  # so far
-        self.examples = encode_part(job.task, job.encoder, job.dataset.train + job.dataset.dev, job.device)
-        self.job = replace(job, train=self.examples)
+        self.data = encode_part(job.task, job.encoder, job.dataset.train + job.dataset.dev, job.device)
+        self.job = replace(job, train=self.data)
         self.by_fold = uses_folds(job.dataset, exact)
-        self.everything = Split(np.arange(len(self.examples.examples)), np.zeros(0, np.int64))
+        self.everything = Split(np.arange(len(self.data.examples)), np.zeros(0, np.int64))
         self.splits = self._splits()
         self.held = np.sort(np.concatenate([split.held for split in self.splits]))
         # Held-out rows of the training file are trained on in the end; those of a dev file never.
@@ -148,7 +148,7 @@ class _Recipe:
 
     def _splits(self) -> list[Split]:
         if self.by_fold:
-            return fold_splits(self.examples, self.job.task, self.trials[0].trial.data_seed)
+            return fold_splits(self.data, self.job.task, self.trials[0].trial.data_seed)
         border = len(self.job.dataset.train)
         return [Split(self.everything.train[:border], self.everything.train[border:])]
 
@@ -157,8 +157,8 @@ class _Recipe:
     def _solve_head(self) -> None:
         """Solve the head on the frozen base, with cross-validation."""
         first = self.trials[0]
-        self.sample = sampled(self.examples)
-        part = self.examples.take(self.sample)
+        self.sample = sampled(self.data)
+        part = self.data.take(self.sample)
         self.states = head_states(self.job, part, first.resolution, first.trial.inject, first.trial.seed)
         self.sample_splits = [self._in_sample(split) for split in self.splits]
         self.solution = cross_validated(self.job, self.states, self.sample_splits)
@@ -186,7 +186,7 @@ class _Recipe:
 
     def search(self) -> None:
         """Train every trial on every split and keep what it says of held-out examples."""
-        shape = len(self.examples.targets), self.job.task.outputs
+        shape = len(self.data.targets), self.job.task.outputs
         self.searched = [Searched(resolved, np.zeros(shape, np.float32)) for resolved in self.trials]
         lanes = []
         for searched in self.searched:
@@ -198,7 +198,7 @@ class _Recipe:
             lanes = lanes[len(group) :]
         for searched in self.searched:
             if searched.status == "done":
-                everywhere = HeldOut(self.job.task, self.examples, searched.outputs)
+                everywhere = HeldOut(self.job.task, self.data, searched.outputs)
                 searched.held = everywhere.take(self.held)
 
     def _search_pass(self, lanes: Sequence[tuple[Searched, Split]], phase: str) -> None:
@@ -211,16 +211,16 @@ class _Recipe:
                 searched.status = runner.status
                 continue
             searched.values = _added(searched.values, runner, len(self.splits))
-            rows = job.train.rows.take(self.examples.rows_of(split.held))
+            rows = job.train.rows.take(self.data.rows_of(split.held))
             by_lane = outputs(job, runner.bank, [runner.k], rows)
-            searched.outputs[self.examples.outputs_of(split.held)] = by_lane[runner.k]
+            searched.outputs[self.data.outputs_of(split.held)] = by_lane[runner.k]
 
     def _train(
         self, group: Sequence[Resolved], splits: Sequence[Split], phase: str, searching: bool = False
     ) -> tuple[list[Runner], Job]:
         """Train a lane for each trial on the examples of its split."""
         lanes = [self._lane(resolved, self._start(split)) for resolved, split in zip(group, splits, strict=True)]
-        rows = [self.examples.rows_of(split.train) for split in splits]
+        rows = [self.data.rows_of(split.train) for split in splits]
         bank = Bank(self.model, lanes, group[0].trial.prefix_dropout)
         job = self.job.with_prefix(bank)
         runners = [Runner(r.trial, bank, k, rows[k], phase) for k, r in enumerate(group)]

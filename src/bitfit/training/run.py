@@ -414,7 +414,7 @@ def run_pass(
         _check_selection(first, group[0].resolution.selection, models[0], note)
     masks = learn_masks(job, models, group, number, store, watch)
     group = _with_masks(group, masks, note)
-    lanes = [_lane(*given) for given in zip(models, group, masks, strict=True)]
+    lanes = [_lane(model, resolved, mask) for model, resolved, mask in zip(models, group, masks, strict=True)]
     solved = solve_frozen and first.head == "full" and not any(each.resolution.selection for each in group)
     if solved:
         lanes = _solved(job, group, lanes)
