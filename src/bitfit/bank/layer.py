@@ -30,6 +30,7 @@ from transformers.activations import GELUActivation
 
 from ..model.precision import wide
 from .additions import Addition, Gradients, Keep, Tape
+from .blocked import Blocked
 from .dropout import masked, pattern
 from .layout import Group, Heads, Layout, Segments, running
 
@@ -46,6 +47,7 @@ class Linear:
     segments: Segments
     additions: Sequence[Addition] = ()  # they read the inputs
     output_additions: Sequence[Addition] = ()  # they read the outputs
+    blocked: Blocked | None = None  # the matrices, if all lanes share them and they are frozen
 
     @property
     def tensors(self) -> Iterator[Tensor]:
@@ -58,12 +60,7 @@ class Linear:
 
     def forward(self, x: Tensor, keep: Keep) -> Tensor:
         """The outputs for rows `x`."""
-        if len(self.biases) == 1 and self.biases[0].dim() == 1 and isinstance(self.matrices[0], Tensor):
-            out = torch.addmm(self.biases[0], x, wide(self.matrices[0]).t())
-        else:
-            out = self._bias_rows(x)
-            for matrix, rows, columns in self._products:
-                out[rows, columns].addmm_(x[rows], wide(matrix).t())
+        out = self._outputs(x)
         for addition in self.additions:
             addition.forward(out, x, keep)
         for addition in self.output_additions:
@@ -72,24 +69,49 @@ class Linear:
             keep(x)
         return out
 
+    def _outputs(self, x: Tensor) -> Tensor:
+        shared_biases = all(bias.dim() == 1 for bias in self.biases)
+        if self.blocked is not None and shared_biases:
+            return self.blocked.outputs(x, self.biases[0] if len(self.biases) == 1 else torch.cat(list(self.biases)))
+        if self.blocked is not None:
+            return self.blocked.outputs(x, self._bias_rows(x))
+        if len(self.biases) == 1 and shared_biases and isinstance(self.matrices[0], Tensor):
+            return torch.addmm(self.biases[0], x, wide(self.matrices[0]).t())
+        out = self._bias_rows(x)
+        for matrix, rows, columns in self._products:
+            out[rows, columns].addmm_(x[rows], wide(matrix).t())
+        return out
+
     def backward(
-        self, above: Tensor, tape: Tape, gradients: Gradients, below: Tensor | None, accumulate: bool = False
-    ) -> None:
-        """Compute the gradients of the tensors and of the inputs; the latter overwrites `below` or is added to it."""
+        self, above: Tensor, tape: Tape, gradients: Gradients, wanted: bool, added: Tensor | None = None
+    ) -> Tensor | None:
+        """Compute the gradients of the tensors; returns that of the inputs plus `added`, if wanted.
+
+        `added` is lost: its memory may be used for the result.
+        """
         x = tape.pop() if self._dense else None
         if self.output_additions:  # they add to `above`, which the caller may still need unchanged
             above = above.clone()
         for addition in reversed(self.output_additions):
             addition.backward(above, tape, gradients, above)
-        for matrix, rows, columns in self._products:
-            d_out = above[rows, columns]
-            if below is not None:
-                below[rows].addmm_(d_out, wide(matrix), beta=1 if accumulate or columns.start else 0)
-            if x is not None and matrix.requires_grad:
-                gradients[id(matrix)] = d_out.t() @ x[rows]
+        if x is not None:
+            for matrix, rows, columns in self._products:
+                if matrix.requires_grad:
+                    gradients[id(matrix)] = above[rows, columns].t() @ x[rows]
+        below = self._input_gradients(above, added) if wanted else None
         for addition in reversed(self.additions):
             addition.backward(above, tape, gradients, below)
         self._bias_gradients(above, gradients)
+        return below
+
+    def _input_gradients(self, above: Tensor, added: Tensor | None) -> Tensor:
+        if self.blocked is not None:
+            return self.blocked.input_gradients(above, added)
+        below = above.new_empty(len(above), self._products[0][0].shape[1]) if added is None else added
+        for matrix, rows, columns in self._products:
+            is_first = added is None and columns.start == 0
+            below[rows].addmm_(above[rows, columns], wide(matrix), beta=0 if is_first else 1)
+        return below
 
     def _bias_gradients(self, above: Tensor, gradients: Gradients) -> None:
         if not any(bias.requires_grad for bias in self.biases):
@@ -376,8 +398,9 @@ class Layer:
         if d_residual is None:
             return None
 
-        d_attended = torch.empty_like(d_residual) if self._trains_before(self.m1, wanted) else None
-        self.m1.backward(_dropped(d_residual, self.keys[0], self.p), tape, gradients, d_attended)
+        d_m1 = _dropped(d_residual, self.keys[0], self.p)
+        d_attended = self.m1.backward(d_m1, tape, gradients, self._trains_before(self.m1, wanted))
+        del d_m1
         if d_attended is None:
             return None
 
@@ -389,9 +412,7 @@ class Layer:
         d_qkv = d_padded.index_select(0, self.qkv_heads.give).view(len(self.layout.ids), -1)
         if d_queries is not None:
             return self._backward_first_only(d_qkv, d_queries, d_residual, tape, gradients, wanted)
-        below = d_residual if wanted else None  # the gradient through q, k and v is added to that of the residual
-        self.qkv.backward(d_qkv, tape, gradients, below, accumulate=True)
-        return below
+        return self.qkv.backward(d_qkv, tape, gradients, wanted, added=d_residual)
 
     def _backward_first_only(
         self, d_qkv: Tensor, d_queries: Tensor, d_first: Tensor, tape: Tape, gradients: Gradients, wanted: bool
@@ -401,11 +422,13 @@ class Layer:
         `d_first` is the gradient of the first tokens by the residual; that by the queries is added to it.
         """
         assert self.queries is not None
-        below = d_first.new_empty(len(d_qkv), d_first.shape[1]) if wanted else None
-        self.qkv.backward(d_qkv, tape, gradients, below)
+        below = self.qkv.backward(d_qkv, tape, gradients, wanted)
         # The attention takes its queries in the order of the groups.
-        self.queries.backward(d_queries.index_select(0, self.layout.rank), tape, gradients, d_first, accumulate=True)
-        return None if below is None else below.index_add_(0, self.layout.first, d_first)
+        above = d_queries.index_select(0, self.layout.rank)
+        d_residual = self.queries.backward(above, tape, gradients, wanted, added=d_first)
+        if below is None or d_residual is None:
+            return None
+        return below.index_add_(0, self.layout.first, d_residual)
 
     def _by_head(self, d_attended: Tensor) -> Tensor:
         """The gradient of the attention's outputs as the attention takes it: [.., d], padded, head by head."""
@@ -420,14 +443,15 @@ class Layer:
         d_residual = self.LN2.backward(above, tape, gradients, self._trains_before(self.LN2, wanted))
         if d_residual is None:
             return None
-        hidden = self.m2.biases[0].shape[-1]
-        d_activated = d_residual.new_empty(len(d_residual), hidden) if self._trains_before(self.m3, wanted) else None
-        self.m3.backward(_dropped(d_residual, self.keys[1], self.p), tape, gradients, d_activated)
+        d_m3 = _dropped(d_residual, self.keys[1], self.p)
+        d_activated = self.m3.backward(d_m3, tape, gradients, self._trains_before(self.m3, wanted))
+        del d_m3
         if d_activated is None:
             return None
         d_inner = _activation_grad(self.activation, tape.pop(), d_activated)
-        d_middle = d_residual if self._trains_before(self.m2, wanted) else None
-        self.m2.backward(d_inner, tape, gradients, d_middle, accumulate=True)
+        del d_activated
+        before = self._trains_before(self.m2, wanted)
+        d_middle = self.m2.backward(d_inner, tape, gradients, before, added=d_residual)
         if d_middle is None:
             return None
         return self.LN1.backward(d_middle, tape, gradients, self._trains_before(self.LN1, wanted))

@@ -27,6 +27,7 @@ from ..model.precision import wide
 from ..model.rows import Rows
 from ..model.task_model import Model
 from .additions import Addition, Grafted, GraftGroup, LaneRows
+from .blocked import BlockedMatrices
 from .dropout import Draws, Keyed, drop, token_keys
 from .layer import Attention, Layer, Linear, Matrix, Norm
 from .layout import Group, Layout, Segments, running
@@ -140,6 +141,7 @@ class Packed:
         self.originals = {name: model.stored(name).detach() for name in self.inner}
         terms = {name: term for (term, _), name in self.names.items()}
         self.products = frozenset(name for name, term in terms.items() if term.startswith("W_"))
+        self.blocked = BlockedMatrices({name: self.originals[name] for name in self.products})
         self.look_ups = frozenset(name for name, term in terms.items() if term in ("words", "types", "positions"))
 
     def takes_grafts(self, names: Iterable[str]) -> bool:
@@ -431,7 +433,7 @@ class _Pass:
         additions: list[Addition] = [*on_inputs]
         if patches:
             additions.append(Patches(patches))
-        return Linear(matrices, biases, segments, additions, on_outputs)
+        return Linear(matrices, biases, segments, additions, on_outputs, self.packed.blocked.get(names, matrices))
 
     def _norm(self, module: str, layer: int | None, segments: Segments) -> Norm:
         gamma = self.tensors.vector(self.packed.names[f"g_{module}", layer])

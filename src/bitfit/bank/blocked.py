@@ -1,0 +1,102 @@
+"""Frozen matrices in the blocked layout of oneDNN, in which products with few rows are faster.
+
+Every product with a matrix in its usual layout rearranges the matrix again. A frozen one can be rearranged once. One
+thread of an AMD EPYC with AVX-512, 384 inputs and 1,536 outputs, GFLOP/s (LOG.md has more):
+
+    rows       27    64   107   250
+    usual      75    92    95    91
+    blocked   104   107   111   105
+
+The outputs of a row are the same bits with any number of other rows, as before. The price is a copy of each matrix for
+the forward, and one for the backward: above MOST_BYTES the usual layout is used. oneDNN is used only on CPUs with
+AVX-512; others were not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+MOST_BYTES = 512 << 20  # of all copies: MiniLM-L6 takes 85 MB, BERT-base would take 680
+
+
+class Blocked:
+    """Matrices [outputs, inputs] that read the same inputs, with their outputs concatenated."""
+
+    def __init__(self, matrices: Sequence[Tensor]) -> None:
+        self._matrices = matrices
+        self._versions = _versions(matrices)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no matrix was changed in place since."""
+        return self._versions == _versions(self._matrices)
+
+    def outputs(self, x: Tensor, bias: Tensor) -> Tensor:
+        """The outputs for rows `x`, with a bias of all rows, [outputs], or of each row, [rows, outputs]."""
+        return _product(x, self._forward, bias)
+
+    def input_gradients(self, above: Tensor, added: Tensor | None) -> Tensor:
+        """The gradients of the inputs, plus `added`."""
+        return _product(above, self._backward, added)
+
+    @cached_property
+    def _forward(self) -> Tensor:
+        return _reordered(torch.cat(list(self._matrices)))
+
+    @cached_property
+    def _backward(self) -> Tensor:
+        return _reordered(torch.cat(list(self._matrices)).t().contiguous())
+
+
+class BlockedMatrices:
+    """The blocked copies of a base's matrices, each made when it is first used."""
+
+    def __init__(self, matrices: Mapping[str, Tensor]) -> None:
+        self._matrices = matrices
+        total = sum(matrix.nbytes for matrix in matrices.values())
+        usable = all(matrix.device.type == "cpu" and matrix.dtype == torch.float32 for matrix in matrices.values())
+        self._usable = usable and 2 * total <= MOST_BYTES and has_fast_products()
+        self._made: dict[tuple[str, ...], Blocked] = {}
+
+    def get(self, names: Sequence[str], matrices: Sequence[object]) -> Blocked | None:
+        """The blocked copy of these matrices; None if one of them is not the base's, or copies are not used."""
+        if not self._usable:
+            return None
+        originals = [self._matrices[name] for name in names]
+        for matrix, original in zip(matrices, originals, strict=True):
+            if matrix is not original:
+                return None
+        key = tuple(names)
+        blocked = self._made.get(key)
+        if blocked is None or not blocked.is_current:
+            blocked = self._made[key] = Blocked(originals)
+        return blocked
+
+
+@lru_cache(maxsize=1)
+def has_fast_products() -> bool:
+    """Whether this CPU and this build of torch have oneDNN's products for AVX-512."""
+    if not torch.backends.mkldnn.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    operators = torch.ops.mkldnn  # not public: torch's own compiler uses them
+    return hasattr(operators, "_linear_pointwise") and hasattr(operators, "_reorder_linear_weight")
+
+
+def _reordered(matrix: Tensor) -> Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(matrix, None)  # type: ignore[no-any-return]
+
+
+def _product(x: Tensor, matrix: Tensor, added: Tensor | None) -> Tensor:
+    """x times the transposed matrix, plus what is added to every row or to each of them."""
+    linear = torch.ops.mkldnn._linear_pointwise
+    if added is not None and added.dim() == 2:
+        return linear.binary(x, added, matrix, None, "add")  # type: ignore[no-any-return]
+    return linear.default(x, matrix, added, "none", [], "")  # type: ignore[no-any-return]
+
+
+def _versions(matrices: Sequence[Tensor]) -> list[int]:
+    return [matrix._version for matrix in matrices]
