@@ -4,9 +4,9 @@ Stored in 16 bits are the weights of linear layers and the word embeddings, whic
 gammas and the small embeddings stay float32: they are what deltas change, and they weigh almost nothing.
 
 A matrix is cast to float32 when its layer is called and the copy is dropped afterwards, in the forward as in the
-backward. So every activation, gradient and trained value is float32, and the outputs are bit for bit those of a float32
-base with rounded weights. Products in bfloat16 itself would also round every activation; docs/scale.md has the times
-of both.
+backward. So every activation, gradient and trained value is float32, and the outputs are those of a float32 base with
+rounded weights: bit for bit by the same products, else (`bank/blocked.py`) up to the rounding of sums. Products in
+bfloat16 itself would also round every activation; docs/scale.md has the times of both.
 """
 
 from __future__ import annotations
