@@ -20,7 +20,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-MOST_BYTES = 512 << 20  # of all copies: MiniLM-L6 takes 85 MB, BERT-base would take 680
+MOST_BYTES = 1 << 30  # of all copies: MiniLM-L6 takes 85 MB, BERT-base 680 MB, BERT-large would take 2.4 GB
 
 
 class Blocked:
