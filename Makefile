@@ -18,8 +18,12 @@ check: $(INSTALLED)
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 
+# About an hour on two cores. Servers and clusters run alone: they use all cores themselves.
+ALONE := tests/test_serve_slow.py tests/test_deploy_slow.py tests/test_ray_slow.py
 slow: $(INSTALLED)
-	$(RUN)/python -m pytest -m slow --timeout 3600
+	$(RUN)/python -m pip install --quiet -e ".[ray]"
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -m slow -n 2 --dist worksteal --timeout 3600 $(ALONE:%=--ignore %)
+	$(RUN)/python -m pytest -m slow --timeout 3600 $(ALONE)
 
 # The site in site/index.html; a broken link or reference is an error. It opens without a server.
 docs: $(INSTALLED)
