@@ -191,11 +191,15 @@ def gate_work(job: Job, resolved: Resolved) -> float:
 
 
 def memory(job: Job, group: Sequence[Resolved]) -> float:
-    """The approximate memory of a pass: the base, five numbers per trained entry, the activations of a step.
+    """The approximate memory of a pass: base, copies of its matrices, five numbers per trained entry, activations.
 
     Gates are trained before, for one trial at a time.
     """
+    from ..bank.blocked import MOST_BYTES
+
     base, rows = job.base, job.train.rows
+    matrices = sum(math.prod(site.shape) for site in base.anatomy.sites if site.layer is not None)
+    copies = 2 * matrices if 4 * 2 * matrices <= MOST_BYTES else 0  # a worker's CPU may need them
     trained = sum(resolved.resolution.selection.count for resolved in group)
     numbers = 5 * trained
     for resolved in group:
@@ -205,7 +209,7 @@ def memory(job: Job, group: Sequence[Resolved]) -> float:
     tokens = len(group) * group[0].trial.batch * len(rows.ids) / max(1, len(rows))
     inner = int(getattr(base.config, "intermediate_size", 4 * base.width))
     activations = tokens * base.anatomy.layers * (12 * base.width + 3 * inner)
-    return 4.0 * (base.anatomy.total + numbers + activations)
+    return 4.0 * (base.anatomy.total + copies + numbers + activations)
 
 
 def speed(results: Results) -> float:
