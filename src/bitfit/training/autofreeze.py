@@ -25,7 +25,7 @@ from .loop import Runner
 
 SETTLED = 0.2
 MOST_AT_ONCE = 0.5  # of the layers that still train
-LAST = "last"  # evaluation's values
+LAST = "last"  # the name, in Runner.remembered, of the values at the last evaluation
 
 
 class AutoFreeze:
@@ -45,7 +45,7 @@ class AutoFreeze:
         start, now = self._starts[runner.k], runner.flat.detach().clone()
         last = runner.remembered.get(LAST)
         runner.remembered[LAST] = now
-        if last is None:  # the first interval is all of the way
+        if last is None:  # at the first evaluation the last move is all of the move so far
             return
         layers = runner.frozen
         training = self._layers[runner.k][layers:]
@@ -65,7 +65,7 @@ def relative_move(start: Tensor, last: Tensor, now: Tensor) -> float:
 
 
 def _entries_by_layer(bank: Bank, k: int) -> list[Tensor]:
-    """Where the trained entries of each layer lie in lane k; those of the embeddings count to the lowest."""
+    """The positions of each layer's trained entries in lane k; the embeddings belong to the lowest layer."""
     anatomy = bank.models[k].anatomy
     layers = []
     for layer in range(anatomy.layers):

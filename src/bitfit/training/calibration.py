@@ -28,7 +28,7 @@ SPREAD = 0.3
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Outputs for a part of the data by a model, or by several, that did not train on it."""
+    """Outputs for a part of the data by a model that did not train on it, or by several: one for each fold."""
 
     task: Task
     part: Part
@@ -55,25 +55,25 @@ class HeldOut:
     def temperature(self) -> float:
         """The temperature with the least loss; 1 for a kind of task whose answers are not probabilities.
 
-        A normal prior keeps a handful of rows from asking for extremes.
+        A normal prior on its logarithm keeps a handful of rows from giving an extreme value.
         """
         rows = len(self.part)
         if not rows or self.calibration_error() is None:
             return 1.0
         from scipy.optimize import minimize_scalar
 
-        def total(log: float) -> float:
+        def objective(log: float) -> float:
             return rows * self.loss(float(np.exp(log))) + ((log - self.prior) / SPREAD) ** 2 / 2
 
         limit = float(np.log(HIGHEST))
-        best = minimize_scalar(total, bounds=(-limit, limit), method="bounded")
+        best = minimize_scalar(objective, bounds=(-limit, limit), method="bounded")
         return float(np.exp(best.x))
 
     @cached_property
     def threshold(self) -> float:
-        """What to add to the second of two classes, after the temperature, if one is rare; 0: nothing.
+        """What to add to the output of the second of two classes, after the temperature; 0 unless one class is rare.
 
-        It gives the best macro F1, if that gains BETTER at least.
+        It gives the best macro F1; 0 if that gains less than BETTER.
         """
         if self.task.positive is None or not is_rare(self.task, self.part.targets.cpu().numpy()):
             return 0.0
@@ -116,10 +116,10 @@ class HeldOut:
 
 
 def reliability(confidence: Array, right: Array, bins: int = BINS) -> tuple[Array, Array, Array]:
-    """By bins of equal width of the confidence: the answers in it, the sum of their confidences, the right ones."""
-    number = np.minimum((confidence * bins).astype(np.int64), bins - 1)
-    counts = np.bincount(number, minlength=bins)
-    return counts, np.bincount(number, confidence, bins), np.bincount(number, right.astype(np.float64), bins)
+    """For each bin of the confidence: how many answers are in it, the sum of their confidences, how many are right."""
+    bin_of = np.minimum((confidence * bins).astype(np.int64), bins - 1)
+    counts = np.bincount(bin_of, minlength=bins)
+    return counts, np.bincount(bin_of, confidence, bins), np.bincount(bin_of, right.astype(np.float64), bins)
 
 
 def is_rare(task: Task, labels: Array) -> bool:
@@ -142,7 +142,7 @@ def best_shift(margins: Array, labels: Array) -> float:
     second_f1 = 2 * second_hits / np.maximum(1, len(margins) - below + second.sum())
     scores = (first_f1 + second_f1) / 2
     unmoved = scores[np.searchsorted(margins, 0, side="right")]
-    cuts = np.where(margins[1:] > margins[:-1], scores[1:-1], -1.0)  # equal margins cannot be told apart
+    cuts = np.where(margins[1:] > margins[:-1], scores[1:-1], -1.0)  # no cut lies between equal margins
     if not len(cuts) or cuts.max() < unmoved + BETTER:
         return 0.0
     shifts = -(margins[1:] + margins[:-1]) / 2

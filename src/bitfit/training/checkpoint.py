@@ -34,11 +34,10 @@ class Store:
         return self.folder is not None and time.monotonic() - self._last >= self._wait
 
     def save(self, number: int | str, step: int, tensors: Tensors, facts: dict[str, Any], kept: int = KEPT) -> None:
-        """Write the state of pass `number` after `step` and remove all but its last checkpoints.
+        """Write the state of pass `number` after `step`: tensors, and `facts` as JSON; remove all but its last ones.
 
-        A text names a phase of a pass, which has checkpoints of its own.
-
-        If the disk is full there is a warning and the training goes on without this checkpoint.
+        `number` may be a text that names a phase of a pass, which has separate checkpoints. If the disk is full there
+        is a warning and the training goes on without this checkpoint.
         """
         if self.folder is None:
             return

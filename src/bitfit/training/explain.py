@@ -14,16 +14,17 @@ from .calibration import HeldOut
 from .convex import Solution, Split, States, held_out_outputs, solve
 from .job import Job
 
-PAIRS = 5  # of confused classes that are listed
-SHOWN = 3  # of these in the sentences
-DRAWS = 4  # of half of the rows, for the learning curve
-SURE = 0.6  # the probability of another class from which a label looks wrong
-DOUBTED = 0.2  # the probability of the label up to which it looks wrong
+PAIRS = 5  # pairs of confused classes that are listed
+SHOWN = 3  # of these pairs, how many the sentences name
+DRAWS = 4  # random halves of the rows, for the learning curve
+# A label looks wrong if another class has at least the probability SURE, and the label at most DOUBTED.
+SURE = 0.6
+DOUBTED = 0.2
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to answer that was tried, and how it did on rows that it had not seen."""
+    """A model that was tried, and how it did on rows that it had not seen."""
 
     name: str
     lr: float | None  # None: the head alone, solved on the frozen base
@@ -43,16 +44,16 @@ class Confusion:
 
 @dataclass(frozen=True)
 class Curve:
-    """The score of the head alone with half of the rows and with all of them, and how much halves differ."""
+    """The score of the head alone with half of the rows and with all of them."""
 
     rows: int
-    half: float
-    spread: float
+    half: float  # the mean over random halves
+    spread: float  # the standard deviation over these halves
     full: float
 
     @property
     def helps(self) -> bool:
-        """Whether the second half of the rows helped by more than chance does."""
+        """Whether all rows are better than half of them by more than two standard errors."""
         error = self.spread / math.sqrt(DRAWS)
         return self.full - self.half > 2 * error
 
@@ -114,7 +115,7 @@ def confusions(held: HeldOut) -> tuple[Confusion, ...]:
 
 
 def calibration(held: HeldOut) -> Calibration | None:
-    """What the temperature does; None where answers are not probabilities."""
+    """The calibration error before and after the temperature; None where answers are not probabilities."""
     before = held.calibration_error()
     after = held.calibration_error(held.temperature)
     if before is None or after is None:
@@ -140,7 +141,7 @@ def learning_curve(job: Job, states: States, splits: Sequence[Split], solution: 
 
 
 def suspects(held: HeldOut) -> tuple[Suspect, ...]:
-    """Examples for which a model that was not trained on them predicts another label; the most doubtful first."""
+    """Examples whose label looks wrong to a model that was not trained on them; the least probable label first."""
     task, part = held.task, held.part
     examples = part.examples
     if part.by_token or task.confusion(held.predictions, examples) is None:
@@ -168,14 +169,14 @@ def sentences(story: Story) -> list[str]:
     expected = f"Expected on new data: {story.metric} {_with_interval(story.expected)}."
     lines.append(f"The delta is trained on {story.rows:,} rows{again}. {expected}")
     if story.calibration is not None:
-        lines.append(_of_calibration(story.calibration))
+        lines.append(_calibration_sentence(story.calibration))
     if story.threshold:
         lines.append(f"A class is rare: {story.threshold:+.2f} is added to the output of the second class.")
     if story.confusions:
         pairs = [f"{pair.label} taken for {pair.taken_for} ({pair.rows})" for pair in story.confusions[:SHOWN]]
         lines.append(f"Most confused: {', '.join(pairs)}.")
     if story.curve is not None:
-        lines.append(_of_curve(story.curve))
+        lines.append(_curve_sentence(story.curve))
     if story.suspects:
         looks = "1 label looks" if len(story.suspects) == 1 else f"{len(story.suspects):,} labels look"
         lines.append(f"{looks} wrong.")
@@ -190,12 +191,12 @@ def _with_interval(score: Score) -> str:
     return f"{100 * score.value:.1f} ({100 * score.low:.1f} to {100 * score.high:.1f})"
 
 
-def _of_calibration(calibration: Calibration) -> str:
+def _calibration_sentence(calibration: Calibration) -> str:
     errors = f"calibration error {calibration.before:.3f} before and {calibration.after:.3f} after"
     return f"Probabilities: temperature {calibration.temperature:.2f}, {errors}."
 
 
-def _of_curve(curve: Curve) -> str:
+def _curve_sentence(curve: Curve) -> str:
     half = f"{100 * curve.half:.1f} with half of the rows (± {100 * curve.spread:.1f})"
     verdict = "more rows are likely to help" if curve.helps else "more rows may help little"
     return f"Head only: {half}, {100 * curve.full:.1f} with all: {verdict}."

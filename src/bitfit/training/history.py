@@ -35,7 +35,7 @@ class TrainScore:
 
 @dataclass(frozen=True)
 class Freezing:
-    """After a step the first layers, so many, no longer train."""
+    """From this step on the first `frozen_layers` layers no longer train."""
 
     step: int
     frozen_layers: int
@@ -43,12 +43,12 @@ class Freezing:
 
 @dataclass(frozen=True)
 class GatePhase:
-    """What the gates of Diff-Pruning came to, before the largest differences were kept."""
+    """The result of training the gates of Diff-Pruning."""
 
     gate_steps: int
-    gated: int  # entries that could have been kept
-    open: int  # of those, how many had an open gate
-    kept: int
+    gated: int  # entries with a gate
+    open: int  # entries whose gate was open in the end
+    kept: int  # entries that train on: those with the largest differences
 
     @property
     def open_share(self) -> float:
@@ -65,10 +65,10 @@ class History:
     freezings: list[Freezing] = field(default_factory=list)
     diverged: int | None = None  # the step at which the loss was not a number
     train: TrainScore | None = None
-    gates: GatePhase | None = None  # of a selection that training found
+    gates: GatePhase | None = None  # of a learned selection
 
     def add(self, other: History) -> None:
-        """Take in the history of another training of the same trial."""
+        """Append the history of another training of the same trial."""
         self.losses += other.losses
         self.evaluations += other.evaluations
         self.freezings += other.freezings
@@ -76,7 +76,7 @@ class History:
             self.diverged = other.diverged
 
     def lines(self) -> list[dict[str, Any]]:
-        """The records as a history file has them, one table each, in the order of steps."""
+        """The records as the lines of a history file, in the order of steps."""
         lines = [asdict(point) for point in self.losses]
         lines += [asdict(evaluation) for evaluation in self.evaluations]
         lines += [asdict(freezing) for freezing in self.freezings]

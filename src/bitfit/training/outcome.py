@@ -1,4 +1,4 @@
-"""What became of a trial: its scores, its history and the delta it ends in."""
+"""The outcome of a trial: its scores, its history and its delta."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Scores = dict[str, dict[str, Score]]
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What became of one trial."""
+    """The scores, the history and the delta of one trial."""
 
     trial: Trial
     status: str  # done, dropped or diverged
     scores: Scores  # of "dev"; "train" if the gap was asked for; "test" of the best trial
     history: History
-    delta: Delta | None
-    predictions: Mapping[str, Any] = field(default_factory=dict)  # of the parts that were scored beside dev
+    delta: Delta | None  # None unless the status is done
+    predictions: Mapping[str, Any] = field(default_factory=dict)  # of the parts that were scored besides dev
 
     @property
     def dev(self) -> float | None:
@@ -52,7 +52,7 @@ class Outcome:
 def describe(
     job: Job, model: Model, trial: Trial, trained: int, tensors: Tensors, scores: Scores, step: int, rows: int
 ) -> Meta:
-    """The metadata of the delta that a trial ends in after `step`, trained on so many `rows`."""
+    """The metadata of a trial's delta: its values are those after `step`, and it was trained on `rows` examples."""
     columns = job.dataset.columns
     head_size = sum(math.prod(shape) for shape in model.head.values())
     return Meta(

@@ -1,4 +1,4 @@
-"""What to train: a plan is a grid of trials as a user asks for it.
+"""What to train: a plan holds the options of a user, which make a grid of trials.
 
 The command line is made from Plan's fields, so importing this module must stay cheap: no torch, no numpy.
 """
@@ -24,17 +24,15 @@ if TYPE_CHECKING:
 DROPOUTS = ("on", "off", "first-tenth")
 RECIPES = ("default", "plain")
 DEVICES = ("auto", "cpu", "cuda", "mps")
-BATCH = 8  # these three are the defaults of the options
-SEED = 0
-EPOCHS = 5
-FEW = 500  # rows up to which the default recipe holds out every row once
+BATCH, SEED, EPOCHS = 8, 0, 5  # the defaults of the options
+FEW = 500  # rows up to which the default recipe holds out every row once, and takes more epochs
 MOST_EPOCHS = 20  # of the default recipe
-EXTRA_EPOCHS = 480  # divided by the rows: further epochs for few of them
+EXTRA_EPOCHS = 480  # for few rows: this number divided by the rows is added to EPOCHS
 PROTOCOLS = ("published", "holdout")
 EVALS_PER_EPOCH = {"published": 2, "holdout": 10}
 NARROW = 512  # up to this width the larger rates won on real tasks (LOG.md)
 EVALUATIONS_TO_FREEZE = 3  # AutoFreeze measures a move at the second at the earliest, and saves time after it
-MASK = 0.05  # a selection of at most this share of the matrices gets the rates of a mask, a larger one those of full
+MASK = 0.05  # up to this share of the matrices a selection gets the rates of a sparse mask, above it those of "all"
 
 
 @dataclass(frozen=True)
@@ -195,7 +193,7 @@ class Plan:
             )
 
     def _convert(self, kind: Callable[[Any], Any], *names: str) -> None:
-        """Turn the numbers of these fields into Python's own; a list, an array or a tuple becomes a list."""
+        """Turn the numbers of these fields, such as NumPy's, into Python numbers; several become a list."""
         for name in names:
             value = getattr(self, name)
             if value is None:
@@ -215,7 +213,7 @@ class Plan:
 
 def _numbers_of(value: Any, kind: Callable[[Any], Any]) -> Any:
     if isinstance(value, str):
-        raise ValueError("a text is not a number")  # float("1") would take it
+        raise ValueError("a text is not a number")  # float("1") would accept it
     if hasattr(value, "__len__"):
         return [kind(item) for item in value]
     return kind(value)
@@ -272,7 +270,7 @@ class PlanOptions(SharedOptions, total=False):
 
 
 def follows_recipe(plan: Plan) -> bool:
-    """Whether the default recipe sets up the training: the plan gives nothing that the recipe would choose."""
+    """Whether the default recipe sets up the training: the plan sets nothing that the recipe chooses or lacks."""
     from ..model.language import is_learned
 
     leaves_the_choice = plan.lr is None and plan.epochs is None and plan.batch is None
@@ -297,7 +295,7 @@ def recipe_epochs(rows: int) -> int:
 
 
 def default_rates(selection: Selection, width: int) -> tuple[float, ...]:
-    """Learning rates that suit a selection: the papers' grids, moved up for narrow models."""
+    """Learning rates for a selection on a base of this width: the papers' grids, with larger rates for narrow bases."""
     if not selection:
         return (1e-3, 4e-3, 1e-2)
     if selection.matrix_share > MASK:
