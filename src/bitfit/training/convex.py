@@ -28,11 +28,11 @@ from .evaluation import outputs
 from .job import Job, Part
 
 STRENGTHS = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4)  # of the penalty, the strongest first
-WORSE = 2  # strengths in a row that are worse than the best end the search
+WORSE = 2  # the search ends after this many strengths in a row that are worse than the best
 ITERATIONS = 100
 FOLDS = 4
-MOST_OUTPUTS = 20_000  # rows of outputs that a head is solved on; more do not move it
-BIAS_PENALTY = 1e-4  # holds the bias of a class that a fold lacks
+MOST_OUTPUTS = 20_000  # outputs that a head is solved on; more hardly change it
+BIAS_PENALTY = 1e-4  # keeps the bias of a class that a fold lacks finite
 SMALL = 0.2  # the spread of the outputs of a head that training starts from
 
 
@@ -46,10 +46,10 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """What the head's last layer sees of a part of the data under the base alone."""
+    """The inputs of the head's last layer for a part of the data, computed with the frozen base."""
 
     part: Part
-    values: Tensor  # one state per output, centred and scaled
+    values: Tensor  # one row per output, centred and scaled
     center: Tensor
     scale: float
 
@@ -59,7 +59,7 @@ class States:
         return replace(self, part=self.part.take(examples), values=self.values[outputs])
 
     def loss(self, task: Task, outputs: Tensor) -> Tensor:
-        """The task's loss of outputs in double precision."""
+        """The task's loss of these outputs, in double precision."""
         targets = self.part.targets.cpu()
         if targets.is_floating_point():
             targets = targets.double()
@@ -67,7 +67,7 @@ class States:
 
 
 @dataclass(frozen=True, eq=False)
-class Linear:
+class LinearHead:
     """A linear head on centred and scaled states."""
 
     weight: Tensor  # [outputs, width]
@@ -77,13 +77,15 @@ class Linear:
         """The outputs of states."""
         return (states.values @ self.weight.T.float() + self.bias.float()).double()
 
-    def shrunk(self, states: States, spread: float = SMALL) -> Linear:
-        """The same direction with outputs that vary by `spread` only; the bias stays."""
-        varied = float((self(states) - self.bias).std(0).mean()) if len(states.values) > 1 else 0.0
-        return Linear(self.weight * (spread / varied if varied > 0 else 1.0), self.bias)
+    def shrunk(self, states: States, spread: float = SMALL) -> LinearHead:
+        """The head with its weight scaled so that the outputs have the standard deviation `spread`; the bias stays."""
+        if len(states.values) < 2:
+            return self
+        deviation = float((self(states) - self.bias).std(0).mean())
+        return LinearHead(self.weight * (spread / deviation), self.bias) if deviation > 0 else self
 
     def raw(self, states: States) -> tuple[Tensor, Tensor]:
-        """Weight and bias for states as the base gives them."""
+        """Weight and bias for states that are not centred and scaled."""
         weight = self.weight / states.scale
         return weight.float(), (self.bias - weight @ states.center).float()
 
@@ -101,8 +103,8 @@ def output_layer(model: Model) -> str:
 def head_states(job: Job, part: Part, resolution: Resolution, inject: str, seed: int) -> States:
     """The states of all rows of a part.
 
-    A second head of the same form, with one output per input of the last layer and the identity as its weight, gives
-    out what the last layer sees. So the head of every architecture works, whatever it does before that layer.
+    They are the outputs of a head of the same form whose last layer is the identity, with one output per input. So
+    this works for the head of every architecture, whatever it does before its last layer.
     """
     model = Model(job.base, job.task.outputs, resolution.pool, inject)
     layer = output_layer(model)
@@ -121,7 +123,7 @@ def head_states(job: Job, part: Part, resolution: Resolution, inject: str, seed:
 
 
 def with_values(lane: Lane, values: dict[str, Tensor]) -> Lane:
-    """The lane with other start values for some of its whole tensors."""
+    """The lane with these start values for some of its tensors; tensors of which only some entries train stay."""
     start = lane.start.clone()
     for slot in lane.slots:
         if slot.name in values and slot.index is None:
@@ -129,38 +131,38 @@ def with_values(lane: Lane, values: dict[str, Tensor]) -> Lane:
     return replace(lane, start=start)
 
 
-def solve(task: Task, states: States, strength: float, start: Linear | None = None) -> Linear:
+def solve(task: Task, states: States, strength: float, start: LinearHead | None = None) -> LinearHead:
     """The linear head with the least mean loss plus strength / 2 times the squared weights."""
     width, count = states.values.shape[1], task.outputs
     values = states.values.double()
-    first = torch.zeros(count, width + 1, dtype=torch.float64)
-    if start is not None:
-        first = torch.cat([start.weight, start.bias[:, None]], 1)
-    both = first.clone().requires_grad_()
+    if start is None:
+        head = torch.zeros(count, width + 1, dtype=torch.float64)
+    else:
+        head = torch.cat([start.weight, start.bias[:, None]], 1)
+    head.requires_grad_()
     optimiser = torch.optim.LBFGS(
-        [both], max_iter=ITERATIONS, tolerance_grad=1e-6, tolerance_change=1e-9, line_search_fn="strong_wolfe"
+        [head], max_iter=ITERATIONS, tolerance_grad=1e-6, tolerance_change=1e-9, line_search_fn="strong_wolfe"
     )
 
     def objective() -> Tensor:
         optimiser.zero_grad()
-        weight, bias = both[:, :-1], both[:, -1]
+        weight, bias = head[:, :-1], head[:, -1]
         loss = states.loss(task, values @ weight.T + bias)
         total = loss + strength / 2 * weight.square().sum() + BIAS_PENALTY / 2 * bias.square().sum()
         total.backward()  # type: ignore[no-untyped-call]
         return total
 
     optimiser.step(objective)  # type: ignore[no-untyped-call]
-    solved = both.detach()
-    return Linear(solved[:, :-1], solved[:, -1])
+    solved = head.detach()
+    return LinearHead(solved[:, :-1], solved[:, -1])
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """The head of the chosen strength on all rows, and what heads without them say of each fold's rows."""
+    """The head solved on all rows with the chosen strength, and the outputs of the cross-validation's heads."""
 
-    head: Linear
+    head: LinearHead
     strength: float
-    loss: float  # on held-out rows
     predicted: Array  # outputs for held-out rows, each by a head that has not seen it; zeros for others
 
 
@@ -191,7 +193,7 @@ def fold_splits(part: Part, task: Task, seed: int) -> list[Split]:
     return splits
 
 
-def tensors_of(layer: str, head: Linear, states: States) -> dict[str, Tensor]:
+def tensors_of(layer: str, head: LinearHead, states: States) -> dict[str, Tensor]:
     """A head as the tensors of a layer."""
     weight, bias = head.raw(states)
     return {f"{layer}.weight": weight, f"{layer}.bias": bias}
@@ -199,38 +201,37 @@ def tensors_of(layer: str, head: Linear, states: States) -> dict[str, Tensor]:
 
 def cross_validated(job: Job, states: States, splits: Sequence[Split]) -> Solution:
     """Choose the strength by the loss on held-out examples and solve on all of them with it."""
-    trained = [states.take(split.train) for split in splits]
+    seen = [states.take(split.train) for split in splits]
     held = [states.take(split.held) for split in splits]
-    starts: list[Linear | None] = [None] * len(splits)
-    best: tuple[float, float, list[Linear]] | None = None
+    starts: list[LinearHead | None] = [None] * len(splits)
+    best_loss, best_strength = math.inf, STRENGTHS[0]
+    best_heads: list[LinearHead] = []
     worse = 0
     for strength in STRENGTHS:
         job.stop.check()
-        heads = [solve(job.task, seen, strength, start) for seen, start in zip(trained, starts, strict=True)]
+        heads = [solve(job.task, some, strength, start) for some, start in zip(seen, starts, strict=True)]
         loss = mean_loss(job.task, heads, held)
         starts = list(heads)
-        if best is None or loss < best[0]:
-            best = loss, strength, heads
+        if not best_heads or loss < best_loss:
+            best_loss, best_strength, best_heads = loss, strength, heads
             worse = 0
         else:
             worse += 1
         if worse == WORSE:
             break
-    assert best is not None
-    loss, strength, heads = best
-    predicted = held_out_outputs(states, splits, heads)
-    return Solution(solve(job.task, states, strength), strength, loss, predicted)
+    predicted = held_out_outputs(states, splits, best_heads)
+    return Solution(solve(job.task, states, best_strength), best_strength, predicted)
 
 
-def held_out_outputs(states: States, splits: Sequence[Split], heads: Sequence[Linear]) -> Array:
-    """What the head of each split says of the examples that the split holds out; zeros for others."""
+def held_out_outputs(states: States, splits: Sequence[Split], heads: Sequence[LinearHead]) -> Array:
+    """The outputs for all examples, each by the head of the split that holds it out; zeros for others."""
     predicted = np.zeros((len(states.values), len(heads[0].bias)), np.float32)
     for head, split in zip(heads, splits, strict=True):
         predicted[states.part.outputs_of(split.held)] = head(states.take(split.held)).numpy()
     return predicted
 
 
-def mean_loss(task: Task, heads: Sequence[Linear], held: Sequence[States]) -> float:
+def mean_loss(task: Task, heads: Sequence[LinearHead], held: Sequence[States]) -> float:
     """The loss of each head on the states it has not seen, the mean over all token rows."""
     total, count = 0.0, 0
     for head, unseen in zip(heads, held, strict=True):

@@ -1,11 +1,11 @@
-"""The default recipe: what `bitfit train FILE` does when nothing else is asked for.
+"""The default recipe: what `bitfit train FILE` does without other options.
 
-1. The head is solved on the frozen base (convex.py): logistic regression and its kin, in seconds. What is delivered
-   must not do worse than it on rows that were not trained on.
+1. The head alone is solved on the frozen base (convex.py): logistic regression and the like, in seconds. It is what is
+   delivered, if on rows that were not trained on it does better than training.
 2. Training starts from a head of that direction with small outputs. From the full solution the training loss is near
    zero already and the selection learns nothing; from small outputs it learns features (LOG.md has the numbers).
-3. With few rows every row is held out once, the folds being lanes of one pass; with many, one part is held out. The
-   rate is chosen by the loss on held-out rows at its best temperature.
+3. With few rows every row is held out once: the folds of the cross-validation are lanes of one pass. With many rows
+   one part is held out. The rate is chosen by the loss on held-out rows at its best temperature.
 4. The delta is trained on all rows with the chosen rate; with few rows the values of two trainings are averaged.
 5. Temperature and threshold, fitted on held-out rows, are folded into the head's values.
 """
@@ -28,7 +28,7 @@ from ..model.task_model import Model
 from .calibration import SOLVED, HeldOut
 from .checkpoint import Store
 from .convex import (
-    Linear,
+    LinearHead,
     Split,
     cross_validated,
     fold_splits,
@@ -50,25 +50,27 @@ from .resolved import Resolved, passes
 
 VERSION = 2  # raised when the recipe is changed so that its deltas differ; benchmarks record it
 AVERAGED = 2  # trainings whose values are averaged, with few rows
-START = 10.0  # the penalty that gives the direction a training starts from
-DROPPED_AFTER = 0.4  # of a search of three rates or more, when the worst one ends
-TOO_FEW = 30  # held-out rows, to say that the head alone is better
-ENOUGH = 100  # held-out rows from which the smaller loss decides
-MARGIN = 0.5  # with fewer rows, standard errors by which the head alone must be better: training mostly helps
-FROZEN = "the head alone, solved on the frozen base"
+START = 10.0  # the strength of the penalty on the head that a training starts from
+DROPPED_AFTER = 0.4  # share of the steps after which the worst of three rates or more ends
+# The head alone is delivered if its loss on held-out rows is smaller. With fewer than ENOUGH of them it must be smaller
+# by MARGIN standard errors, because training mostly helps; with fewer than TOO_FEW it is never chosen.
+TOO_FEW = 30
+ENOUGH = 100
+MARGIN = 0.5
+HEAD_ONLY = "the head alone, solved on the frozen base"
 
 
 @dataclass(eq=False)
 class Searched:
-    """One trial, trained on every split."""
+    """One trial of the search, trained on every split."""
 
     resolved: Resolved
     outputs: Array  # for all examples, each by the training that did not see it
-    values: Tensor | None = None  # the mean over the splits
+    values: Tensor | None = None  # the trained values, their mean over the splits
     steps: int = 0
     history: History = field(default_factory=History)
     status: str = "done"
-    held: HeldOut | None = None  # the outputs for held-out examples, if all trainings ended well
+    held: HeldOut | None = None  # the outputs for held-out examples; None unless all trainings ended as "done"
 
     @property
     def trial(self) -> Trial:
@@ -83,25 +85,25 @@ class Searched:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """What is delivered: a searched trial, or with None the head alone; and its answers on held-out examples."""
+    """What is delivered, and its outputs for held-out examples."""
 
-    searched: Searched | None
+    searched: Searched | None  # None: the head alone
     held: HeldOut
 
 
 @dataclass(frozen=True, eq=False)
 class Final:
-    """A bank whose only lane is delivered, and what is in it."""
+    """A bank whose only lane becomes a delta, and how it was trained."""
 
     bank: Bank
-    examples: int  # it was trained on
-    averaged: int = 1  # trainings whose mean it is
+    examples: int  # examples that it was trained on
+    averaged: int = 1  # trainings whose values were averaged
     steps: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Followed:
-    """What the recipe came to; without best and story if every trial diverged."""
+    """The result of the recipe; without best and story if every trial diverged."""
 
     trials: list[Outcome]
     best: Outcome | None = None
@@ -111,7 +113,10 @@ class Followed:
 def follow(
     job: Job, trials: list[Resolved], store: Store, watch: Watch, exact: bool = False, lanes: int | None = None
 ) -> Followed:
-    """Follow the recipe for trials that differ in rate; `exact`: without folds and averages, as a given seed wants."""
+    """Follow the recipe for trials that differ in their rate; `lanes` is the most trials of a pass.
+
+    With `exact` there are no folds and no averages: one training with the seed that the user set.
+    """
     recipe = _Recipe(job, trials, store, watch, exact, lanes)
     if trials[0].resolution.selection:
         recipe.search()
@@ -129,44 +134,44 @@ class _Recipe:
     def __init__(
         self, job: Job, trials: list[Resolved], store: Store, watch: Watch, exact: bool, lanes: int | None
     ) -> None:
-        self.trials, self.store, self.watch, self.lanes = trials, store, watch, lanes
+        self.trials, self.store, self.watch, self.most_lanes = trials, store, watch, lanes
         first = trials[0].trial
         self.model = Model(job.base, job.task.outputs, first.pool, first.inject)
         self.layer = output_layer(self.model)
-        self.passes = 0  # so far
+        self.pass_number = 0
         self.data = encode_part(job.task, job.encoder, job.dataset.train + job.dataset.dev, job.device)
         self.job = replace(job, train=self.data)
         self.by_fold = uses_folds(job.dataset, exact)
         self.everything = Split(np.arange(len(self.data.examples)), np.zeros(0, np.int64))
         self.splits = self._splits()
         self.held = np.sort(np.concatenate([split.held for split in self.splits]))
-        # Held-out rows of the training file are trained on in the end; those of a dev file never.
+        # The delta trains in the end on held-out rows of the training file, too, but never on those of a dev file.
         self.last_split = self.everything if job.dataset.held_out else self.splits[0]
         self.searched: list[Searched] = []
-        self.starts: dict[Split, Linear] = {}
+        self.starts: dict[Split, LinearHead] = {}
         self._solve_head()
 
     def _splits(self) -> list[Split]:
         if self.by_fold:
             return fold_splits(self.data, self.job.task, self.trials[0].trial.data_seed)
-        border = len(self.job.dataset.train)
-        return [Split(self.everything.train[:border], self.everything.train[border:])]
+        examples, count = self.everything.train, len(self.job.dataset.train)
+        return [Split(examples[:count], examples[count:])]
 
     # ---- the head alone
 
     def _solve_head(self) -> None:
-        """Solve the head on the frozen base, with cross-validation."""
+        """Solve the head on the frozen base, on a sample of the examples if there are many, with cross-validation."""
         first = self.trials[0]
         self.sample = sampled(self.data)
         part = self.data.take(self.sample)
         self.states = head_states(self.job, part, first.resolution, first.trial.inject, first.trial.seed)
         self.sample_splits = [self._in_sample(split) for split in self.splits]
         self.solution = cross_validated(self.job, self.states, self.sample_splits)
-        everywhere = HeldOut(self.job.task, part, self.solution.predicted, SOLVED)
-        self.frozen = everywhere.take(np.sort(np.concatenate([split.held for split in self.sample_splits])))
+        outputs_of_sample = HeldOut(self.job.task, part, self.solution.predicted, SOLVED)
+        self.head_only = outputs_of_sample.take(np.sort(np.concatenate([split.held for split in self.sample_splits])))
 
     def _in_sample(self, split: Split) -> Split:
-        """The same split with the numbers that its examples have among the sampled ones."""
+        """The sampled examples of a split, by their indices in the sample."""
         sides = []
         for examples in (split.train, split.held):
             sides.append(np.searchsorted(self.sample, examples[np.isin(examples, self.sample)]))
@@ -179,27 +184,26 @@ class _Recipe:
             self.starts[split] = solve(self.job.task, states, START).shrunk(states)
         return self._tensors(self.starts[split])
 
-    def _tensors(self, head: Linear) -> dict[str, Tensor]:
+    def _tensors(self, head: LinearHead) -> dict[str, Tensor]:
         return tensors_of(self.layer, head, self.states)
 
     # ---- the search
 
     def search(self) -> None:
-        """Train every trial on every split and keep what it says of held-out examples."""
+        """Train every trial on every split and keep its outputs for held-out examples."""
         shape = len(self.data.targets), self.job.task.outputs
         self.searched = [Searched(resolved, np.zeros(shape, np.float32)) for resolved in self.trials]
         lanes = []
         for searched in self.searched:
             lanes += [(searched, split) for split in self.splits]
-        groups = passes([searched.resolved for searched, _ in lanes], self.lanes)
+        groups = passes([searched.resolved for searched, _ in lanes], self.most_lanes)
         for number, group in enumerate(groups, 1):
             phase = "search" if len(groups) == 1 else f"search {number} of {len(groups)}"
             self._search_pass(lanes[: len(group)], phase)
             lanes = lanes[len(group) :]
         for searched in self.searched:
             if searched.status == "done":
-                everywhere = HeldOut(self.job.task, self.data, searched.outputs)
-                searched.held = everywhere.take(self.held)
+                searched.held = HeldOut(self.job.task, self.data, searched.outputs).take(self.held)
 
     def _search_pass(self, lanes: Sequence[tuple[Searched, Split]], phase: str) -> None:
         group = [searched.resolved for searched, _ in lanes]
@@ -210,7 +214,7 @@ class _Recipe:
             if runner.status != "done":
                 searched.status = runner.status
                 continue
-            searched.values = _added(searched.values, runner, len(self.splits))
+            searched.values = _with_share(searched.values, runner, len(self.splits))
             rows = job.train.rows.take(self.data.rows_of(split.held))
             by_lane = outputs(job, runner.bank, [runner.k], rows)
             searched.outputs[self.data.outputs_of(split.held)] = by_lane[runner.k]
@@ -218,35 +222,35 @@ class _Recipe:
     def _train(
         self, group: Sequence[Resolved], splits: Sequence[Split], phase: str, searching: bool = False
     ) -> tuple[list[Runner], Job]:
-        """Train a lane for each trial on the examples of its split."""
+        """Train a lane for each trial on the examples of its split; also returns the job with the bank's prefix."""
         lanes = [self._lane(resolved, self._start(split)) for resolved, split in zip(group, splits, strict=True)]
         rows = [self.data.rows_of(split.train) for split in splits]
         bank = Bank(self.model, lanes, group[0].trial.prefix_dropout)
         job = self.job.with_prefix(bank)
-        runners = [Runner(r.trial, bank, k, rows[k], phase) for k, r in enumerate(group)]
+        runners = [Runner(resolved.trial, bank, k, rows[k], phase) for k, resolved in enumerate(group)]
         evaluations = self._evaluations(group[0].trial, rows, searching)
-        fit(job, runners, self.passes, self.store, self.watch, evaluations, drop_worst)
-        self.passes += 1
+        fit(job, runners, self.pass_number, self.store, self.watch, evaluations, drop_worst)
+        self.pass_number += 1
         return runners, job
 
     def _evaluations(self, trial: Trial, rows: Sequence[Array], searching: bool) -> set[int]:
-        """The step after which the worst of three rates or more ends."""
+        """The step after which the worst lane of a search ends; none if there are folds, or fewer than three lanes."""
         if searching and len(self.splits) == 1 and len(rows) > 2:
             return {round(DROPPED_AFTER * trial.epochs * steps_per_epoch(trial, len(rows[0])))}
         return set()
 
     def _lane(self, resolved: Resolved, start: dict[str, Tensor]) -> Lane:
         """A lane with this head; all lanes have the start values of one seed, so that their values can be averaged."""
-        what, trial = resolved.resolution, self.trials[0].trial
-        lane = lane_to_train(self.model, what.selection, trial.head, what.starts, trial.seed)
+        resolution, trial = resolved.resolution, self.trials[0].trial
+        lane = lane_to_train(self.model, resolution.selection, trial.head, resolution.starts, trial.seed)
         return with_values(lane, start)
 
     # ---- the choice
 
     def deliver(self) -> Followed:
-        """Choose, train on all examples and explain; a choice whose last training diverges is given up."""
+        """Choose, train on all examples and explain; if that last training diverges, choose again without it."""
         while (choice := self._choice()) is not None:
-            final = self._head_alone() if choice.searched is None else self._trained_on_all(choice.searched)
+            final = self._head_alone() if choice.searched is None else self._trained(choice.searched)
             if final is not None:
                 return self._followed(choice, final)
         return Followed([self._rejected(searched) for searched in self.searched])
@@ -258,14 +262,14 @@ class _Recipe:
             return None
         best = min(done, key=lambda searched: searched.loss, default=None)
         if best is None or best.held is None or self._frozen_is_better(best.held):
-            return Choice(None, self.frozen)
+            return Choice(None, self.head_only)
         return Choice(best, best.held)
 
     def _frozen_is_better(self, trained: HeldOut) -> bool:
-        """Whether the head alone has the smaller loss on rows that both were tried on; with few rows, by a margin."""
-        inside = np.isin(self.held, self.sample)
-        compared = trained if inside.all() else trained.take(np.flatnonzero(inside))
-        differences = compared.row_losses - self.frozen.row_losses
+        """Whether the head alone has the smaller loss on held-out rows of the sample; with few rows, by a margin."""
+        sampled_too = np.isin(self.held, self.sample)
+        compared = trained if sampled_too.all() else trained.take(np.flatnonzero(sampled_too))
+        differences = compared.row_losses - self.head_only.row_losses
         rows = len(differences)
         if rows < TOO_FEW:
             return False
@@ -279,28 +283,28 @@ class _Recipe:
         head = solve(self.job.task, states, self.solution.strength)
         return Final(self._bank(self.trials[0], self._tensors(head)), len(self.last_split.train))
 
-    def _trained_on_all(self, best: Searched) -> Final | None:
-        """The mean of trainings on all examples that differ in their seed; None if one diverges.
+    def _trained(self, best: Searched) -> Final | None:
+        """The chosen trial trained on all examples, the mean over AVERAGED seeds if there are few; None if it diverges.
 
-        With a dev file the training of the search is delivered.
+        With a dev file the search has trained it on all examples already.
         """
         if self.last_split is not self.everything:
             return Final(self._bank_with(best, best.values), len(self.last_split.train), steps=best.steps)
         count = AVERAGED if self.by_fold else 1
-        again = []
+        trainings = []
         for number in range(count):
             trial = replace(best.trial, seed=best.trial.seed + number)
-            again.append(replace(best.resolved, trial=trial))
+            trainings.append(replace(best.resolved, trial=trial))
         values: Tensor | None = None
         steps = 0
-        for group in passes(again, self.lanes):
+        for group in passes(trainings, self.most_lanes):
             runners, _ = self._train(group, [self.everything] * len(group), "training on all rows")
             for runner in runners:
                 if runner.status != "done":
                     best.history.diverged = runner.history.diverged
                     best.status, best.held = runner.status, None
                     return None
-                values, steps = _added(values, runner, count), runner.best_step
+                values, steps = _with_share(values, runner, count), runner.best_step
         return Final(self._bank_with(best, values), len(self.everything.train), count, steps)
 
     def _bank_with(self, searched: Searched, values: Tensor | None) -> Bank:
@@ -314,8 +318,8 @@ class _Recipe:
     def _bank(self, resolved: Resolved, start: dict[str, Tensor]) -> Bank:
         return Bank(self.model, [self._lane(resolved, start)])
 
-    def _fold(self, bank: Bank, held: HeldOut) -> None:
-        """Put temperature and threshold into the head's last layer."""
+    def _calibrate(self, bank: Bank, held: HeldOut) -> None:
+        """Fold temperature and threshold into the head's last layer, in place."""
         for slot in bank.lanes[0].slots:
             values = bank.values[0, slot.offset : slot.offset + slot.size]
             if slot.name in (f"{self.layer}.weight", f"{self.layer}.bias"):
@@ -344,7 +348,7 @@ class _Recipe:
         return self._outcome(searched.trial, final, searched.held, searched.history)
 
     def _outcome(self, trial: Trial, final: Final, held: HeldOut, history: History) -> Outcome:
-        self._fold(final.bank, held)
+        self._calibrate(final.bank, held)
         tensors = final.bank.tensors(0)
         trained = final.bank.lanes[0].trained
         scores: Scores = {"dev": held.calibrated.scores}
@@ -372,9 +376,9 @@ class _Recipe:
         )
 
     def _candidates(self, choice: Choice) -> list[Candidate]:
-        frozen = self.frozen
-        loss = frozen.loss(frozen.temperature)
-        candidates = [Candidate(FROZEN, None, loss, frozen.calibrated.score, choice.searched is None)]
+        held = self.head_only
+        loss = held.loss(held.temperature)
+        candidates = [Candidate(HEAD_ONLY, None, loss, held.calibrated.score, choice.searched is None)]
         for searched in self.searched:
             if searched.held is not None:
                 rate, score = searched.trial.lr, searched.held.calibrated.score
@@ -389,10 +393,10 @@ class _Recipe:
         return f"{len(self.held):,} rows held out"
 
 
-def _added(mean: Tensor | None, runner: Runner, count: int) -> Tensor:
-    """The mean of trained values with one more training, of `count` in all."""
+def _with_share(total: Tensor | None, runner: Runner, count: int) -> Tensor:
+    """Add 1 / `count` of a lane's trained values to a total, which after `count` lanes is their mean."""
     share = runner.flat.detach().cpu().clone() / count
-    return share if mean is None else mean + share
+    return share if total is None else total + share
 
 
 def _with_calibration(outcome: Outcome, story: Story) -> Outcome:
