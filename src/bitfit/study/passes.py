@@ -21,10 +21,10 @@ from ..training.compute import threads
 from ..training.history import History
 from ..training.job import Job, open_job
 from ..training.loop import Runner, Watch
+from ..training.one_pass import run_pass
 from ..training.outcome import Outcome
 from ..training.plan import Trial
 from ..training.resolved import resolve_trials
-from ..training.run import run_pass
 from . import data as study_data
 from .data import Opening
 from .examples import Rows
@@ -48,15 +48,15 @@ class Pass:
     keys: tuple[str, ...]
     folder: Path
     work: float  # floating-point operations, for progress
-    memory: float
+    memory: float  # bytes, an estimate
     threads: int | None
     seconds: float = SECONDS  # between checkpoints
-    stored: StoredPass | None = None  # where a storage has its checkpoints and its results
+    stored: StoredPass | None = None  # its checkpoints and results in a storage, if there is one
     fingerprint: str | None = None  # of the base, if it is known
 
 
 Engine = Callable[[Sequence[Pass], Progress], Iterator[tuple[Pass, list[Result]]]]
-"""Performs passes in any order."""
+"""Trains passes in any order and yields each with its results."""
 
 
 # ---- the data of the tasks, opened once
@@ -76,9 +76,9 @@ class Opened:
 
 
 class Workspace:
-    """A base and the data of the tasks of a study on it. Each task is read and encoded once, whatever the stages.
+    """A base and the data of a study's tasks on it. Each task is read and encoded once for all stages of a study.
 
-    Beyond KEPT_TOKENS the least recently used data is dropped; it is encoded again when it is needed again.
+    Above KEPT_TOKENS the least recently used data is dropped; it is encoded again when it is needed again.
     """
 
     def __init__(self, base: Base) -> None:
@@ -91,7 +91,8 @@ class Workspace:
         opened = self._opened.pop(opening, None) or self._open(opening)
         self._opened[opening] = opened  # the last one is the most recently used
         while len(self._opened) > 1 and sum(each.tokens for each in self._opened.values()) > KEPT_TOKENS:
-            del self._opened[next(iter(self._opened))]
+            least_recent = next(iter(self._opened))
+            del self._opened[least_recent]
         return opened
 
     def keep_only(self, opening: Opening) -> None:
@@ -100,7 +101,7 @@ class Workspace:
         self._sources = {key: source for key, source in self._sources.items() if key[0] == opening.task}
 
     def know_fingerprint(self, fingerprint: str | None) -> None:
-        """Take over the fingerprint of the base, so that this process does not read all weights to compute it."""
+        """Set the fingerprint of the base, so that this process need not read all weights to compute it."""
         if self.base.known_fingerprint is None:
             self.base = replace(self.base, known_fingerprint=fingerprint)
 
@@ -156,8 +157,8 @@ def perform_on(job: Job, work: Pass, watch: Watch, gap: bool = True) -> list[tup
         facts = _facts(job, cost)
         results = []
         for outcome, key in zip(outcomes, work.keys, strict=True):
-            examples = {"examples": _examples(job, outcome)}
-            result = record(outcome, key, job.base.name, work.opening.task, len(job.train), facts | examples)
+            more = {**facts, "examples": _examples(job, outcome)}
+            result = record(outcome, key, job.base.name, work.opening.task, len(job.train), more)
             results.append((result, outcome))
     return results
 
@@ -193,7 +194,7 @@ def local(works: Sequence[Pass], progress: Progress) -> Iterator[tuple[Pass, lis
         yield work, perform(work, partial(_watch, work, progress))
 
 
-def _watch(work: Pass, progress: Progress, part: int, step: int, total: int, runners: list[Runner]) -> None:
+def _watch(work: Pass, progress: Progress, number: int, step: int, total: int, runners: list[Runner]) -> None:
     progress(work.work * step / total)
 
 
@@ -201,7 +202,10 @@ def _watch(work: Pass, progress: Progress, part: int, step: int, total: int, run
 
 
 def record(outcome: Outcome, key: str, base: str, task: str, rows: int, facts: dict[str, Any]) -> Result:
-    """An outcome as a small, plain result; `rows` is the number of training rows as the loop counts them."""
+    """An outcome as a result of plain values; `rows` is the number of token rows that are trained on.
+
+    `facts` are the fields of the result that the outcome does not have.
+    """
     meta = outcome.delta.meta if outcome.delta is not None else None
     best_step = meta.trial.best_step if meta is not None and meta.trial is not None else 0
     steps = math.ceil(rows / outcome.trial.batch)

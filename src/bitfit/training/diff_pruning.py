@@ -1,11 +1,11 @@
-"""Diff-Pruning (Guo, Rush and Kim 2021): training finds which entries of a selection should differ from the base.
+"""Diff-Pruning (Guo, Rush and Kim 2021): training learns which entries of a selection should differ from the base.
 
-Every entry starts from its value in the base plus gate * difference. A gate is hard-concrete: with logistic noise,
+The value of an entry is that of the base plus gate * difference. A gate is hard-concrete: with logistic noise,
     soft = sigmoid(logit + noise)      gate = min(1, max(0, LOW + (HIGH - LOW) * soft))
 so that it is often exactly 0 or 1. With structured gates each tensor has one more, which multiplies those of its
 entries. Differences and logits are trained on the loss plus a penalty on the expected number of open gates. Then the
-entries with the largest gate * difference are kept, exactly as many as were asked for, and these alone train on as any
-other selection does.
+entries with the largest gate * difference are kept, exactly as many as the selection says, and only these train on, as
+any other selection does.
 
 The numbers are those of the paper and its code, but for the penalty. As in the paper, the head has no gates and is not
 counted.
@@ -33,7 +33,7 @@ from ..model.task_model import Model
 from .checkpoint import Store
 from .history import GatePhase
 from .job import Job
-from .loop import Runner, Watch, drops_out, lane_losses, schedule, steps_per_epoch, stream
+from .loop import MOMENTS, Runner, Watch, drops_out, lane_losses, schedule, steps_per_epoch, stream
 from .plan import Trial, default_rates
 from .resolved import Resolved
 
@@ -43,23 +43,23 @@ GATE_RATE = 0.1  # learning rate of the logits
 # On the share of open gates, so that they suit bases of any size. The paper's 1.25e-7 for each entry of BERT-large is
 # 42, which closes every gate in the few steps of a small data set; with these some gates stay open (LOG.md).
 STRUCTURED_PENALTY = 0.1
-PENALTY = 1.0  # without gates of whole tensors
+PENALTY = 1.0  # if only entries have gates, not tensors
 EDGE = 1e-4  # uniform noise is at least this far from 0 and 1
-PHASE = "gates"  # what a progress bar calls it
-KEEP = "keep."  # what begins the names of a checkpoint's tensors
-VALUE = "value."
+PHASE = "gates"  # the name in a progress bar and in the names of checkpoints
+KEEP = "keep."  # prefix, in the checkpoint of a mask, of the entries that a tensor keeps
+VALUE = "value."  # prefix of their values
 
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """What the gates of a trial came to: the entries to train on and what they and the head start from."""
+    """The entries that the gates of a trial kept, and their values and those of the head after the gates' training."""
 
     selection: Selection
     values: dict[str, Tensor]
     record: GatePhase
 
-    def worn(self, lane: Lane) -> Lane:
-        """The lane with these values in the place of what trains."""
+    def applied_to(self, lane: Lane) -> Lane:
+        """The lane with these values as the start values of what trains."""
         start = lane.start.clone()
         for slot in lane.slots:
             if slot.offset < lane.trained and slot.name in self.values:
@@ -72,11 +72,12 @@ def learn_masks(
 ) -> list[Mask | None]:
     """The mask of each trial of pass `number` whose selection is learned.
 
-    The gates have a learning rate of their own, so that trials which differ in their rate alone share them. The job
-    keeps masks for later passes: further rates need no gates of their own.
+    The rates of this training do not depend on the trial's rate, so trials that differ in their rate alone share a
+    mask. The job keeps masks for later passes, which may try further rates.
     """
     masks: list[Mask | None] = []
-    numbers: dict[Trial, int] = {}  # whether or not a mask is kept, so that checkpoints of a pass keep their names
+    # Counts all masks of the pass, also those that the job has already, so that checkpoints keep their names.
+    numbers: dict[Trial, int] = {}
     for model, resolved in zip(models, group, strict=True):
         learned = resolved.resolution.selection.learned
         if learned is None:
@@ -85,7 +86,7 @@ def learn_masks(
         key = replace(resolved.trial, lr=0.0)
         label = f"{number}-{PHASE}{numbers.setdefault(key, len(numbers))}"
         if key not in job.masks:
-            job.masks[key] = _learn_mask(job, model, resolved, learned, (number, label), store, watch)
+            job.masks[key] = _learn_mask(job, model, resolved, learned, number, label, store, watch)
         masks.append(job.masks[key])
     return masks
 
@@ -95,38 +96,36 @@ def _learn_mask(
     model: Model,
     resolved: Resolved,
     learned: Learned,
-    place: tuple[int, str],
+    number: int,
+    label: str,
     store: Store,
     watch: Watch,
 ) -> Mask:
-    """Train the gates of one trial for as many epochs as it has; `place` is the pass and the checkpoints' name."""
-    number, label = place
+    """Train the gates of one trial of pass `number` for the trial's epochs; `label` names their checkpoints."""
     trial, resolution = resolved.trial, resolved.resolution
     count = resolution.selection.count
-    found = store.load(label)
-    if found is not None and found[2]["done"]:
-        return _read_mask(resolution.selection, found[1], found[2])
+    step, tensors, facts = store.load(label) or (0, {}, {"done": False})
+    if facts["done"]:
+        return _read_mask(resolution.selection, tensors, facts)
     operand = _reachable(job, model, learned.operand, count)
     lane = lane_to_train(model, operand, trial.head, resolution.starts, trial.seed)
     bank = Bank(model, [lane], trial.prefix_dropout)
     gates = Gates(bank, trial, learned.structured, default_rates(learned.operand, job.base.width)[1])
-    step = 0
-    if found is not None:
-        step = found[0]
-        gates.restore(found[1], step)
+    if tensors:
+        gates.restore(tensors, step)
     runner = Runner(trial, bank, 0, phase=PHASE)
     rows = len(job.train)
     total = trial.epochs * steps_per_epoch(trial, rows)
     try:
-        with_states = job.with_prefix(bank)
+        job = job.with_prefix(bank)
         while step < total:
             job.stop.check()
             gates.draw(stream(trial.seed, -step - 1))
-            [loss] = lane_losses(with_states, [runner], step + 1, drops_out(trial, step + 1, rows))
+            [loss] = lane_losses(job, [runner], step + 1, drops_out(trial, step + 1, rows))
             loss.backward()  # type: ignore[no-untyped-call]
             step += 1
             if not gates.learn(step, total) or not math.isfinite(float(loss.detach())):
-                break  # the values up to here are kept; the training that follows tells whether it diverges
+                break  # with the values so far; whether the trial diverges is decided by the training that follows
             watch(number, step, total, [runner])
             if store.due():
                 store.save(label, step, gates.state(), {"done": False})
@@ -146,17 +145,17 @@ def _reachable(job: Job, model: Model, operand: Selection, count: int) -> Select
     name = model.base.word_embedding
     if name is None or name not in operand:
         return operand
-    words: Array = np.unique(job.train.rows.ids)
+    tokens: Array = np.unique(job.train.rows.ids)
     width = operand.shapes[name][1]
-    seen: Array = (words[:, None] * width + np.arange(width)).ravel()
-    rows = Selection({name: seen}, operand.shapes, injected=operand.injected)
-    whole = Selection({name: None}, operand.shapes, injected=operand.injected)
-    reachable = operand - (whole - rows)
+    seen: Array = (tokens[:, None] * width + np.arange(width)).ravel()
+    seen_rows = Selection({name: seen}, operand.shapes, injected=operand.injected)
+    all_rows = Selection({name: None}, operand.shapes, injected=operand.injected)
+    reachable = operand - (all_rows - seen_rows)
     return reachable if reachable.count >= count else operand
 
 
 def hard_concrete(logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Gates under logistic noise, and their derivatives by the logits."""
+    """Gates under logistic noise, and their derivatives with respect to the logits."""
     soft = torch.sigmoid(logits + noise)
     stretched = LOW + (HIGH - LOW) * soft
     inside = (stretched > 0) & (stretched < 1)
@@ -164,7 +163,7 @@ def hard_concrete(logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def open_chance(logits: Tensor) -> Tensor:
-    """The chance of each gate not to be 0."""
+    """The probability of each gate not to be 0."""
     return torch.sigmoid(logits - math.log(-LOW / HIGH))
 
 
@@ -176,8 +175,9 @@ class Gates:
         self.bank = bank
         self.trial = trial
         self.structured = structured
-        self.slots = [slot for slot in lane.slots if slot.offset < lane.trained and not slot.name.startswith(HEAD)]
-        self.heads = [slot for slot in lane.slots if slot.offset < lane.trained and slot.name.startswith(HEAD)]
+        trained = [slot for slot in lane.slots if slot.offset < lane.trained]
+        self.slots = [slot for slot in trained if not slot.name.startswith(HEAD)]
+        self.head_slots = [slot for slot in trained if slot.name.startswith(HEAD)]
         self.size = sum(slot.size for slot in self.slots)
         self.penalty = (STRUCTURED_PENALTY if structured else PENALTY) / self.size
         values = bank.values[0, : lane.trained]
@@ -185,14 +185,14 @@ class Gates:
         # The head trains as it is: its "differences" are its values.
         self.differences = torch.cat([torch.zeros_like(self.start), values[self.size :]])
         self.differences.grad = bank.gradients[0, : lane.trained]
-        self.entry = torch.full_like(self.start, START)
+        self.entry = torch.full_like(self.start, START)  # logits of the gates of entries
         self.entry.grad = torch.zeros_like(self.entry)
-        self.tensor = torch.full((len(self.slots),), START, device=values.device)
+        self.tensor = torch.full((len(self.slots),), START, device=values.device)  # logits of the gates of tensors
         self.tensor.grad = torch.zeros_like(self.tensor)
         self.gate = torch.ones_like(self.start)
-        self.slope = torch.zeros_like(self.start)
+        self.derivative = torch.zeros_like(self.start)  # of the gate with respect to its logit
         self.tensor_gate = torch.ones_like(self.tensor)
-        self.tensor_slope = torch.zeros_like(self.tensor)
+        self.tensor_derivative = torch.zeros_like(self.tensor)
         self.rate = rate
         logits = [self.entry, self.tensor] if structured else [self.entry]
         self.optimisers = {
@@ -205,33 +205,34 @@ class Gates:
         """Draw the gates and give the bank the values under them."""
         generator = torch.Generator().manual_seed(seed)
         if self.structured:
-            self.tensor_gate, self.tensor_slope = hard_concrete(self.tensor, self._noise(len(self.slots), generator))
-        for j, part in self._parts():
-            noise = self._noise(part.stop - part.start, generator)
-            self.gate[part], self.slope[part] = hard_concrete(self.entry[part], noise)
-            differences = self.gate[part] * self.differences[part]
-            self.bank.values[0, part] = self.start[part] + differences * self.tensor_gate[j]
+            noise = self._noise(len(self.slots), generator)
+            self.tensor_gate, self.tensor_derivative = hard_concrete(self.tensor, noise)
+        for j, entries in self._ranges():
+            noise = self._noise(entries.stop - entries.start, generator)
+            self.gate[entries], self.derivative[entries] = hard_concrete(self.entry[entries], noise)
+            differences = self.gate[entries] * self.differences[entries]
+            self.bank.values[0, entries] = self.start[entries] + differences * self.tensor_gate[j]
         self.bank.values[0, self.size : len(self.differences)] = self.differences[self.size :]
 
     @torch.no_grad()
     def add_gradients(self) -> None:
-        """Turn the bank's gradients into those of the differences; fill in those of the logits, with the penalty's."""
+        """Turn the bank's gradients into those of the differences, and set those of the logits, penalty included."""
         assert self.differences.grad is not None and self.entry.grad is not None and self.tensor.grad is not None
-        tensor_chance = open_chance(self.tensor) if self.structured else torch.ones_like(self.tensor)
-        for j, part in self._parts():
-            gradient = self.differences.grad[part]
-            by_gate = gradient * self.differences[part]
-            chance = open_chance(self.entry[part])
-            by_penalty = self.penalty * chance * (1 - chance) * tensor_chance[j]
-            self.entry.grad[part] = by_gate * self.slope[part] * self.tensor_gate[j] + by_penalty
-            by_tensor = (by_gate * self.gate[part]).sum() * self.tensor_slope[j]
-            slope = tensor_chance[j] * (1 - tensor_chance[j])
-            self.tensor.grad[j] = by_tensor + self.penalty * slope * chance.sum()
-            gradient *= self.gate[part] * self.tensor_gate[j]
+        tensor_open = open_chance(self.tensor) if self.structured else torch.ones_like(self.tensor)
+        for j, entries in self._ranges():
+            gradient = self.differences.grad[entries]
+            by_gate = gradient * self.differences[entries]
+            entry_open = open_chance(self.entry[entries])
+            by_penalty = self.penalty * entry_open * (1 - entry_open) * tensor_open[j]
+            self.entry.grad[entries] = by_gate * self.derivative[entries] * self.tensor_gate[j] + by_penalty
+            by_tensor_gate = (by_gate * self.gate[entries]).sum() * self.tensor_derivative[j]
+            open_derivative = tensor_open[j] * (1 - tensor_open[j])
+            self.tensor.grad[j] = by_tensor_gate + self.penalty * open_derivative * entry_open.sum()
+            gradient *= self.gate[entries] * self.tensor_gate[j]
 
     @torch.no_grad()
     def learn(self, step: int, total: int) -> bool:
-        """Take a step of both optimisers; without one, False, if a gradient is not finite."""
+        """Take a step of both optimisers and return True; if a gradient is not finite, take none and return False."""
         assert self.differences.grad is not None and self.entry.grad is not None and self.tensor.grad is not None
         self.add_gradients()
         logits = [self.entry.grad, self.tensor.grad] if self.structured else [self.entry.grad]
@@ -249,20 +250,20 @@ class Gates:
         uniform = torch.rand(count, generator=generator)
         return uniform.clamp_(EDGE, 1 - EDGE).logit_().to(self.start.device)
 
-    def _parts(self) -> Iterator[tuple[int, slice]]:
-        """The number and the range of each tensor; one after the other, as they fit into the processor's cache."""
+    def _ranges(self) -> Iterator[tuple[int, slice]]:
+        """The number and the entries of each tensor; tensor by tensor the work fits into the processor's cache."""
         for j, slot in enumerate(self.slots):
             yield j, slice(slot.offset, slot.offset + slot.size)
 
-    # ---- what the gates came to
+    # ---- the mask
 
     def certain(self) -> Tensor:
-        """The gates without noise, those of the tensors multiplied in."""
+        """The gates of the entries without noise, times those of their tensors."""
         gates = hard_concrete(self.entry, torch.zeros_like(self.entry))[0]
         if self.structured:
-            tensor = hard_concrete(self.tensor, torch.zeros_like(self.tensor))[0]
-            for j, part in self._parts():
-                gates[part] *= tensor[j]
+            tensor_gates = hard_concrete(self.tensor, torch.zeros_like(self.tensor))[0]
+            for j, entries in self._ranges():
+                gates[entries] *= tensor_gates[j]
         return gates
 
     def open_count(self) -> int:
@@ -270,7 +271,7 @@ class Gates:
         return int((self.certain() > 0).sum())
 
     def project(self, count: int, record: GatePhase) -> Mask:
-        """Keep the `count` entries with the largest differences; of those with closed gates, the likeliest."""
+        """Keep the `count` entries with the largest differences; if too few gates are open, the likeliest others."""
         differences = self.certain() * self.differences[: self.size]
         sizes = differences.abs()
         open_ = int((sizes > 0).sum())
@@ -281,20 +282,16 @@ class Gates:
         kept = torch.from_numpy(largest(sizes.cpu().numpy(), count)).to(sizes.device)
         values = (self.start + differences)[kept]
         entries: dict[str, Array | None] = {}
-        named: dict[str, Tensor] = {}
-        for _, part, slot in self._with_slots():
-            here = (kept >= part.start) & (kept < part.stop)
+        by_name: dict[str, Tensor] = {}
+        for slot in self.slots:
+            here = (kept >= slot.offset) & (kept < slot.offset + slot.size)
             if here.any():
-                entries[slot.name] = _index(slot, kept[here] - part.start)
-                named[slot.name] = values[here].cpu()
-        for slot in self.heads:
-            named[slot.name] = self.differences[slot.offset : slot.offset + slot.size].clone().cpu()
+                entries[slot.name] = _index(slot, kept[here] - slot.offset)
+                by_name[slot.name] = values[here].cpu()
+        for slot in self.head_slots:
+            by_name[slot.name] = self.differences[slot.offset : slot.offset + slot.size].clone().cpu()
         anatomy = self.bank.model.anatomy
-        return Mask(Selection(entries, anatomy.shapes, injected=anatomy.injected), named, record)
-
-    def _with_slots(self) -> Iterator[tuple[int, slice, Slot]]:
-        for j, part in self._parts():
-            yield j, part, self.slots[j]
+        return Mask(Selection(entries, anatomy.shapes, injected=anatomy.injected), by_name, record)
 
     # ---- checkpoints
 
@@ -303,7 +300,7 @@ class Gates:
         tensors = {"differences": self.differences, "entry": self.entry, "tensor": self.tensor}
         for name, optimiser in self.optimisers.items():
             for k, parameter in enumerate(optimiser.param_groups[0]["params"]):
-                for moment in _MOMENTS:
+                for moment in MOMENTS:
                     if parameter in optimiser.state:
                         tensors[f"{name}.{k}.{moment}"] = optimiser.state[parameter][moment]
         return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
@@ -316,7 +313,7 @@ class Gates:
         for name, optimiser in self.optimisers.items():
             for k, parameter in enumerate(optimiser.param_groups[0]["params"]):
                 state = {"step": torch.tensor(float(step))}
-                for moment in _MOMENTS:
+                for moment in MOMENTS:
                     key = f"{name}.{k}.{moment}"
                     if key in tensors:
                         state[moment] = torch.from_numpy(tensors[key]).to(device)
@@ -324,11 +321,8 @@ class Gates:
                     optimiser.state[parameter] = state
 
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
 def _clip(gradients: Sequence[Tensor], most: float) -> bool:
-    """Scale the gradients down to this norm (0: not at all); False if it is not finite."""
+    """Scale the gradients down to a norm of at most `most` (0: no limit); False if their norm is not finite."""
     norm = math.hypot(*(float(gradient.norm()) for gradient in gradients))
     if not math.isfinite(norm):
         return False
@@ -340,8 +334,8 @@ def _clip(gradients: Sequence[Tensor], most: float) -> bool:
 
 def _index(slot: Slot, positions: Tensor) -> Array:
     """The flat entries of a slot's tensor at these positions of the slot."""
-    found = positions if slot.index is None else slot.index[positions]
-    return found.cpu().numpy()
+    index = positions if slot.index is None else slot.index[positions]
+    return index.cpu().numpy()
 
 
 def _mask_tensors(mask: Mask) -> Tensors:
@@ -354,7 +348,7 @@ def _mask_tensors(mask: Mask) -> Tensors:
     return tensors
 
 
-def _read_mask(asked: Selection, tensors: Tensors, facts: dict[str, Any]) -> Mask:
+def _read_mask(requested: Selection, tensors: Tensors, facts: dict[str, Any]) -> Mask:
     entries: dict[str, Array | None] = {}
     values: dict[str, Tensor] = {}
     for name, array in tensors.items():
@@ -362,5 +356,5 @@ def _read_mask(asked: Selection, tensors: Tensors, facts: dict[str, Any]) -> Mas
             entries[name.removeprefix(KEEP)] = array
         else:
             values[name.removeprefix(VALUE)] = torch.from_numpy(array)
-    selection = Selection(entries, asked.shapes, injected=asked.injected)
+    selection = Selection(entries, requested.shapes, injected=requested.injected)
     return Mask(selection, values, GatePhase(**facts["record"]))

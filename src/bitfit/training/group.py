@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass
 class Group:
-    """The number of this worker, and how many train together; by default it is alone."""
+    """The rank of this worker, and how many workers train together; by default it is alone."""
 
     rank: int = 0
     size: int = 1
@@ -49,12 +49,12 @@ class Group:
         self.bytes += flat.nbytes
         self.steps += 1
 
-    def merge(self, outputs: Array) -> None:
-        """Complete an array in which each worker has filled its rows and left zeros in the others."""
+    def sum_outputs(self, outputs: Array) -> None:
+        """Complete an array, in place, in which each worker has filled its rows and left zeros in the others."""
         if not self.alone:
             _distributed().all_reduce(torch.from_numpy(outputs))
 
-    def same(self, values: Tensor) -> None:
+    def broadcast(self, values: Tensor) -> None:
         """Give every worker the first one's values."""
         if not self.alone:
             sent = values.cpu()
@@ -62,7 +62,7 @@ class Group:
             values.copy_(sent)
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What the first worker makes, on every worker."""
+        """Call `make` on the first worker only and give every worker what it returned."""
         if self.alone:
             return make()
         sent: list[Any] = [make() if self.rank == 0 else None]
@@ -71,11 +71,11 @@ class Group:
         return made
 
 
-def join(rank: int, size: int, meeting: str, timeout: float = 1800.0) -> Group:
-    """Join a group; `meeting` is where its workers find each other, file:///PATH or tcp://HOST:PORT."""
+def join(rank: int, size: int, rendezvous: str, timeout: float = 1800.0) -> Group:
+    """Join a group; `rendezvous` is where its workers find each other, file:///PATH or tcp://HOST:PORT."""
     if size > 1:
         wait = timedelta(seconds=timeout)
-        _distributed().init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=wait)
+        _distributed().init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=size, timeout=wait)
     return Group(rank, size)
 
 

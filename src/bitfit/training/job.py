@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -22,25 +21,23 @@ from ..model.base import Base
 from ..model.rows import Rows, by_length
 from ..tasks import Task
 from ..tasks.encode import Encoded, Encoder
+from ..terminal.progress import Say
 from .compute import pick_device
 from .group import Group
 from .stop import Stop
 
-PREFIX_BYTES = 1 << 30  # memory for the states of frozen layers
-PREFIX_ROWS = 64  # rows of a batch in which these states are computed
+PREFIX_BYTES = 1 << 30  # memory for the outputs of frozen layers
+PREFIX_ROWS = 64  # rows of a batch in which these outputs are computed
 TRAIN_SCORE_ROWS = 1000
-
-Note = Callable[[str], None]
-"""Takes a sentence for the user."""
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
     """Examples as the bank takes them, with the targets of the loss.
 
-    Three kinds of numbers name the same data. Examples are numbered as the file has them. A token row is a text, or a
-    window of a long one; batches are drawn from token rows. An output belongs to a token row, or to a single token
-    where the head sees every token; outputs and targets have the same numbers.
+    The same data is indexed in three ways. An example is a row of the file. A token row is a text, or a window of a
+    long one; batches are drawn from token rows. An output belongs to a token row, or to a single token where the head
+    sees every token; outputs and targets have the same indices.
     """
 
     examples: Examples
@@ -58,30 +55,30 @@ class Part:
         return self.encoded.rows
 
     def rows_of(self, examples: Array) -> Array:
-        """The numbers of the token rows of some examples."""
+        """The indices of the token rows of some examples."""
         return self.encoded.rows_of(examples)
 
     def outputs_of(self, examples: Array) -> Array:
-        """The numbers of the outputs of some examples."""
+        """The indices of the outputs of some examples."""
         rows = self.rows_of(examples)
         return self.rows.tokens(rows) if self.by_token else rows
 
     def take(self, examples: Array) -> Part:
-        """Some examples, numbered anew."""
+        """The part of these examples alone, indexed from 0."""
         targets = self.targets[torch.from_numpy(self.outputs_of(examples))]
         return Part(self.examples.take(examples.tolist()), self.encoded.take(examples), targets, self.by_token)
 
     def with_rows(self, rows: Rows) -> Part:
-        """The same part with other rows, such as those that carry the states of the frozen layers."""
+        """The same part with other rows, such as rows that carry the outputs of the frozen layers."""
         return replace(self, encoded=replace(self.encoded, rows=rows))
 
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """Whose states lie beside the rows of a job."""
+    """The bank whose frozen layers' outputs are stored with the rows of a job."""
 
     bank: Bank
-    depths: tuple[int, ...]  # the frozen layers of each lane
+    depths: tuple[int, ...]  # the number of frozen layers of each lane
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +94,9 @@ class Job:
     stop: Stop
     device: torch.device
     named: NamedTask | None = None
-    prefix: Prefix | None = None  # whose states lie beside the rows
+    prefix: Prefix | None = None
     group: Group = field(default_factory=Group)  # the workers that train together
-    masks: dict[object, Any] = field(default_factory=dict)  # that passes learned, for later passes (diff_pruning)
+    masks: dict[object, Any] = field(default_factory=dict)  # learned in earlier passes, for later ones (diff_pruning)
 
     @cached_property
     def tests(self) -> dict[str, Part]:
@@ -117,36 +114,36 @@ class Job:
         return self.train.take(chosen)
 
     def with_prefix(self, bank: Bank) -> Job:
-        """The job with the states of the bank's frozen layers beside its rows, as far as memory allows.
+        """The job with the outputs of the bank's frozen layers stored with its rows, as far as memory allows.
 
         They are computed in batches that depend on the rows alone, so that a resumed run, which computes them again,
-        sees the same bits. Called again, it computes only the states of lanes whose frozen layers became more.
+        sees the same bits. A second call computes only what changed: lanes whose number of frozen layers has grown.
         """
         depths = tuple(bank.depths)
         if self.prefix is None or self.prefix.bank is not bank:
-            job = self._with_states(bank, PREFIX_BYTES, bank.frozen, None)
-            before = [bank.frozen] * len(depths)
+            job = self._with_layer_outputs(bank, PREFIX_BYTES, bank.frozen, None)
+            stored = [bank.frozen] * len(depths)
         elif self.prefix.depths == depths:
             return self
         else:
-            job, before = self, list(self.prefix.depths)
+            job, stored = self, list(self.prefix.depths)
         for k, depth in enumerate(depths):
-            if depth != before[k]:
-                job = job._with_states(bank, PREFIX_BYTES // len(depths), depth, k)
+            if depth != stored[k]:
+                job = job._with_layer_outputs(bank, PREFIX_BYTES // len(depths), depth, k)
         return replace(job, prefix=Prefix(bank, depths))
 
-    def _with_states(self, bank: Bank, memory: int, layers: int, k: int | None) -> Job:
-        """The job with the states behind so many layers of lane k, or of the base, if there is memory for them."""
+    def _with_layer_outputs(self, bank: Bank, memory: int, layers: int, k: int | None) -> Job:
+        """The job with the outputs of the first `layers` of lane k (None: of the base), where `memory` suffices."""
         parts = []
         for part in (self.train, self.dev):
             size = bank.prefix_bytes(part.rows, layers)
             if size <= memory:
                 memory -= size
-                part = part.with_rows(self._states_beside(bank, part.rows, k))
+                part = part.with_rows(self._rows_with_outputs(bank, part.rows, k))
             parts.append(part)
         return replace(self, train=parts[0], dev=parts[1])
 
-    def _states_beside(self, bank: Bank, rows: Rows, k: int | None) -> Rows:
+    def _rows_with_outputs(self, bank: Bank, rows: Rows, k: int | None) -> Rows:
         batches = self.stop.checked(by_length(rows, PREFIX_ROWS))
         with torch.no_grad():
             return bank.with_prefix(rows, batches) if k is None else bank.with_lane_prefix(rows, batches, k)
@@ -155,7 +152,7 @@ class Job:
 def open_job(
     dataset: Dataset,
     base: Base,
-    note: Note,
+    note: Say,
     *,
     named: NamedTask | None = None,
     metric: str | None = None,
@@ -166,7 +163,7 @@ def open_job(
     device: str = "auto",
     rows: NodeRows | None = None,
 ) -> Job:
-    """Encode a data set for a base; metric, positive class and length come from the named task if they are not given.
+    """Encode a data set for a base; metric, positive class and length are by default those of the named task.
 
     The base is moved to the device. With `rows` one process of a machine encodes the data for all of its processes.
     """
@@ -190,8 +187,8 @@ def open_job(
     return Job(base, task, dataset, encoder, train, dev, Stop(), chosen_device, named)
 
 
-def _task(dataset: Dataset, named: NamedTask | None, metric: str | None, positive: str | None, note: Note) -> Task:
-    """The task with its metric and its positive class, and with what it takes from the training rows."""
+def _task(dataset: Dataset, named: NamedTask | None, metric: str | None, positive: str | None, note: Say) -> Task:
+    """The task with its metric and its positive class, fitted to the training rows."""
     if metric is None and named is not None:
         metric = named.metric
     if positive is None and named is not None and len(named.labels) == 2:
@@ -212,6 +209,6 @@ def encode_part(task: Task, encoder: Encoder, examples: Examples, device: torch.
 
 
 def part_of(task: Task, encoded: Encoded, examples: Examples, device: torch.device) -> Part:
-    """Examples that are encoded, with their targets."""
+    """Encoded examples with their targets."""
     targets = torch.from_numpy(task.targets(encoded, examples))
     return Part(examples, encoded, targets.to(device), task.by_token)

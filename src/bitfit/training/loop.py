@@ -24,7 +24,7 @@ from .job import Job
 from .plan import Trial
 
 LOSS_POINTS = 1000  # about as many losses a history holds at most; each is the mean of several steps
-REMEMBERED = "remembered."  # what begins the names of a checkpoint's tensors that `after_evaluation` keeps
+REMEMBERED = "remembered."  # prefix of the names of Runner.remembered in a checkpoint
 WARMUP = 0.06  # the share of all steps over which the learning rate rises
 
 
@@ -47,13 +47,13 @@ class Runner:
     history: History = field(default_factory=History)
     pending: list[float] = field(default_factory=list)  # losses that are not in the history yet
     frozen: int = 0  # the first layers that no longer train
-    remembered: dict[str, Tensor] = field(default_factory=dict)  # by `after_evaluation`; checkpoints hold it
+    remembered: dict[str, Tensor] = field(default_factory=dict)  # state of `after_evaluation`; checkpoints hold it
 
     def __post_init__(self) -> None:
         self.flat = self.bank.trained(self.k)
         self.best_values = self.flat.detach().clone()
         self.best_outputs: Array | None = None  # on dev, at the best checkpoint
-        self._settled: tuple[Tensor, Tensor] | None = None  # which entries no longer train, and their values
+        self._frozen_entries: tuple[Tensor, Tensor] | None = None  # positions in `flat`, and their values
         trial = self.trial
         self.optimiser = torch.optim.AdamW([self.flat], trial.lr, weight_decay=trial.weight_decay, fused=True)
 
@@ -72,7 +72,7 @@ class Runner:
         self.frozen = layers
         self.bank.freeze(self.k, layers)
         entries = self.bank.entries(self.k, self.bank.models[self.k].anatomy.names_below(layers))
-        self._settled = entries, self.flat.detach()[entries]
+        self._frozen_entries = entries, self.flat.detach()[entries]
 
     def finish(self, step: int) -> None:
         """End the training; a lane that was never evaluated keeps its last values."""
@@ -83,49 +83,49 @@ class Runner:
             self.best_step = step
             self.best_values.copy_(self.flat.detach())
 
-    def learn(self, step: int, total: int, value: float) -> None:
+    def learn(self, step: int, total: int, loss: float) -> None:
         """Take one optimiser step; a loss or gradient that is not finite ends the lane before its values change."""
         norm = float(self.bank.gradients[self.k].norm())
-        if not math.isfinite(value) or not math.isfinite(norm):
+        if not math.isfinite(loss) or not math.isfinite(norm):
             self.diverge(step)
             return
         if 0 < self.trial.clip < norm:
             self.bank.gradients[self.k].mul_(self.trial.clip / norm)
         self.optimiser.param_groups[0]["lr"] = self.trial.lr * schedule(self.trial.schedule, step, total)
         self.optimiser.step()
-        if self._settled is not None:  # momentum and weight decay move entries without a gradient too
-            self.flat.detach().index_copy_(0, *self._settled)
+        if self._frozen_entries is not None:  # momentum and weight decay move entries without a gradient too
+            self.flat.detach().index_copy_(0, *self._frozen_entries)
         self.bank.gradients[self.k].zero_()
-        self._record(step, total, value)
+        self._record(step, total, loss)
 
     def diverge(self, step: int) -> None:
         """End the lane; the others go on."""
         self.status = "diverged"
         self.history.diverged = step
 
-    def _record(self, step: int, total: int, value: float) -> None:
-        self.pending.append(value)
+    def _record(self, step: int, total: int, loss: float) -> None:
+        self.pending.append(loss)
         if len(self.pending) >= math.ceil(total / LOSS_POINTS) or step == total:
             self.history.losses.append(LossPoint(step, sum(self.pending) / len(self.pending)))
             self.pending.clear()
 
-    def keep_best(self, step: int, epoch: float, loss: float, result: float, outputs: Array) -> None:
-        """Record an evaluation; the best one so far keeps its values and its outputs on dev."""
-        self.history.evaluations.append(Evaluation(step, epoch, loss, result))
+    def record_evaluation(self, step: int, epoch: float, loss: float, score: float, outputs: Array) -> None:
+        """Add an evaluation to the history; if it is the best so far, keep the lane's values and its outputs on dev."""
+        self.history.evaluations.append(Evaluation(step, epoch, loss, score))
         self.evaluated = step
-        if self.best_outputs is None or result > self.best:
-            self.best, self.best_step = result, step
+        if self.best_outputs is None or score > self.best:
+            self.best, self.best_step = score, step
             self.best_values.copy_(self.flat.detach())
             self.best_outputs = outputs
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and facts from which another process can continue, to the bit."""
+        """The tensors and the plain values from which another process can continue, to the bit."""
         facts = {name: getattr(self, name) for name in _FACTS}
         facts["best"] = self.best if math.isfinite(self.best) else None  # JSON has no infinity
         facts["history"] = asdict(self.history)
         moments = self.optimiser.state.get(self.flat, {})
         tensors = {"value": self.flat.detach(), "best": self.best_values}
-        tensors |= {name: moments[name] for name in _MOMENTS if name in moments}
+        tensors |= {name: moments[name] for name in MOMENTS if name in moments}
         if self.best_outputs is not None:
             tensors["outputs"] = torch.from_numpy(self.best_outputs)
         tensors |= {REMEMBERED + name: tensor for name, tensor in self.remembered.items()}
@@ -148,13 +148,13 @@ class Runner:
         if "outputs" in tensors:
             self.best_outputs = tensors["outputs"].numpy()
         if "exp_avg" in tensors:
-            moments = {name: tensors[name].to(self.flat.device).clone() for name in _MOMENTS}
-            # A running lane takes one optimiser step in each step of the loop, so that both have one number.
+            moments = {name: tensors[name].to(self.flat.device).clone() for name in MOMENTS}
+            # A running lane takes one optimiser step in each step of the loop, so AdamW's step count is `step`.
             self.optimiser.state[self.flat] = {"step": torch.tensor(float(step)), **moments}
 
 
 _FACTS = ("status", "best_step", "evaluated", "pending", "frozen")  # attributes that a checkpoint holds as they are
-_MOMENTS = ("exp_avg", "exp_avg_sq")  # what AdamW keeps for each value
+MOMENTS = ("exp_avg", "exp_avg_sq")  # what AdamW keeps for each value
 
 Watch = Callable[[int, int, int, list[Runner]], None]
 """Called after every step with the number of the pass, the step, the last step and the lanes."""
@@ -169,7 +169,7 @@ def schedule(kind: str, step: int, total: int) -> float:
 
 
 def stream(seed: int, step: int) -> int:
-    """The seed of a lane's dropout at a step. It depends on nothing else: a resumed run draws the same masks."""
+    """The seed of a lane's dropout at a step. It depends on nothing else, so a resumed run draws the same masks."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {step}".encode(), digest_size=7).digest())
 
 
@@ -189,18 +189,21 @@ def drops_out(trial: Trial, step: int, rows: int) -> bool:
 
 
 def _order(seed: int, epoch: int, rows: int) -> Array:
-    """The order of the rows in an epoch. Only the last epoch of each seed is kept: an order is as long as the data."""
-    kept = _orders(seed, rows)
-    if epoch not in kept:
-        kept.clear()
+    """The order of the rows in an epoch.
+
+    An order is as long as the data, so of each seed only the one of the current epoch is cached.
+    """
+    cached = _cached_order(seed, rows)
+    if epoch not in cached:
+        cached.clear()
         order = np.random.default_rng((seed, epoch)).permutation(rows)
-        kept[epoch] = order.astype(np.int32) if rows < 1 << 31 else order
-    return kept[epoch]
+        cached[epoch] = order.astype(np.int32) if rows < 1 << 31 else order
+    return cached[epoch]
 
 
 @lru_cache(maxsize=32)
-def _orders(seed: int, rows: int) -> dict[int, Array]:
-    """The orders that are kept, by epoch."""
+def _cached_order(seed: int, rows: int) -> dict[int, Array]:
+    """The cache of one seed, which `_order` fills: epoch -> order."""
     return {}
 
 
@@ -227,9 +230,9 @@ def fit(
 ) -> None:
     """Train the lanes of pass `number` to the end, from its last checkpoint on.
 
-    `evaluations` are the steps after which lanes are evaluated; without them, as the trial says. A lane that is never
-    evaluated ends with its last values. Lanes that see fewer rows than others take as many steps.
-    `after_evaluation` may end lanes or freeze layers; it must be a function of what a checkpoint holds.
+    `evaluations` are the steps after which lanes are evaluated; None: those of the trial. A lane that is never
+    evaluated ends with its last values. All lanes take the same number of steps, even if they see fewer rows.
+    `after_evaluation` may end lanes or freeze layers; it may depend only on what a checkpoint holds.
     """
     trial = runners[0].trial
     rows = max(runner.rows_seen(len(job.train)) for runner in runners)
@@ -237,7 +240,7 @@ def fit(
     if evaluations is None:
         evaluations = evaluation_steps(trial, rows)
     bank = runners[0].bank
-    job.group.same(bank.values)
+    job.group.broadcast(bank.values)
     step = resume(job, store, number, runners)
     try:
         job = job.with_prefix(bank)
@@ -262,8 +265,8 @@ def fit(
     checkpoint(store, number, step, runners)
 
 
-def settle(job: Job, runners: list[Runner], number: int, store: Store) -> None:
-    """Evaluate the lanes of pass `number`, which need no training, once, and end them."""
+def evaluate_only(job: Job, runners: list[Runner], number: int, store: Store) -> None:
+    """Evaluate the lanes of pass `number` once and end them: their start values need no training."""
     evaluate_lanes(job, runners, 0, {0})
     for runner in runners:
         runner.finish(0)
@@ -273,7 +276,7 @@ def settle(job: Job, runners: list[Runner], number: int, store: Store) -> None:
 def compute_gradients(job: Job, runners: list[Runner], step: int, dropout: bool) -> list[float]:
     """Add the gradients of a step to the bank's, summed over all workers; returns each lane's loss."""
     losses = torch.stack(lane_losses(job, runners, step, dropout))
-    if losses.requires_grad:  # a worker may have no row of a small batch
+    if losses.requires_grad:  # not if this worker has no row of a small batch
         losses.sum().backward()  # type: ignore[no-untyped-call]
     values = losses.detach()
     if not job.group.alone:
@@ -285,32 +288,32 @@ def compute_gradients(job: Job, runners: list[Runner], step: int, dropout: bool)
 
 
 def lane_losses(job: Job, runners: list[Runner], step: int, dropout: bool) -> list[Tensor]:
-    """Each lane's loss on its own batch of this step, with dropout under its own stream.
+    """Each lane's loss on its batch of this step; with `dropout` each lane draws its masks from its own seed.
 
-    Of several workers each computes its share of the rows; their losses add up to that of the batch.
+    Each of several workers computes the loss of its share of the rows; the losses add up to that of the batch.
     """
     train, bank = job.train, runners[0].bank
-    chosen = {runner.k: runner.batch(step, len(train)) for runner in runners}
-    parts = {k: job.group.share(len(numbers)) for k, numbers in chosen.items()}
+    batches = {runner.k: runner.batch(step, len(train)) for runner in runners}
+    shares = {k: job.group.share(len(numbers)) for k, numbers in batches.items()}
     rows = {}
-    for k, numbers in chosen.items():
-        if parts[k].stop > parts[k].start:
+    for k, numbers in batches.items():
+        if shares[k].stop > shares[k].start:
             batch = train.rows.of_lane(k).take(numbers)
-            rows[k] = batch if job.group.alone else batch.share(parts[k])
+            rows[k] = batch if job.group.alone else batch.share(shares[k])
     streams = None
     if dropout:
         streams = {runner.k: stream(runner.trial.seed, step) for runner in runners}
     logits = bank.logits(rows, streams) if rows else {}
     losses = []
-    for k, numbers in chosen.items():
-        if k not in rows:
+    for k, numbers in batches.items():
+        if k not in rows:  # a small batch may have no row for this worker
             losses.append(torch.zeros((), device=job.device))
             continue
-        targets = train.targets[bank.model.output_index(train.rows, numbers[parts[k]])]
+        targets = train.targets[bank.model.output_index(train.rows, numbers[shares[k]])]
         loss = job.task.loss(logits[k], targets, rows[k])
         if not job.group.alone:
-            every = train.targets[bank.model.output_index(train.rows, numbers)]
-            loss = loss * (job.task.terms(targets, len(rows[k])) / job.task.terms(every, len(numbers)))
+            batch_targets = train.targets[bank.model.output_index(train.rows, numbers)]
+            loss = loss * (job.task.terms(targets, len(rows[k])) / job.task.terms(batch_targets, len(numbers)))
         losses.append(loss)
     return losses
 
@@ -336,9 +339,9 @@ def evaluate_lanes(
         if not np.isfinite(logits).all() or not math.isfinite(loss):
             runner.diverge(step)
             continue
-        result = job.task.score(job.task.predictions(logits, dev.encoded, dev.examples), dev.examples)
+        score = job.task.score(job.task.predictions(logits, dev.encoded, dev.examples), dev.examples)
         epoch = step / steps_per_epoch(runner.trial, runner.rows_seen(len(job.train)))
-        runner.keep_best(step, epoch, loss, result, logits)
+        runner.record_evaluation(step, epoch, loss, score, logits)
     if after_evaluation is not None:
         after_evaluation(runners)
 

@@ -25,8 +25,8 @@ from ..data.on_disk import NodeRows
 from ..data.sources import cache
 from ..errors import UsageError
 from ..model.cluster import LOOPBACK, check_version, connect
+from ..terminal.progress import Say
 from .checkpoint import SECONDS
-from .job import Note
 from .loop import Watch
 from .plan import Plan
 from .run import Run, train_in_group
@@ -56,7 +56,7 @@ def train_on_ray(
     out: Path,
     *,
     resume: bool = False,
-    say: Note = lambda _: None,
+    say: Say = lambda _: None,
     watch: Watch = lambda *_: None,
     checkpoint_seconds: float = SECONDS,
     address: str | None = None,
@@ -68,14 +68,14 @@ def train_on_ray(
     """
     ray = connect(address, workers)
     count = workers or int(ray.cluster_resources().get("CPU", 1))
-    where = str(out.resolve())
-    folder = hashlib.sha256(where.encode()).hexdigest()[:16]
+    target = str(out.resolve())
+    folder = hashlib.sha256(target.encode()).hexdigest()[:16]
     for attempt in range(RESTARTS + 1):
         request = Request(
             source=_absolute(source),
             base=None if base is None else _absolute(base),
             plan=plan,
-            out=where,
+            out=target,
             resume=resume or attempt > 0,
             checkpoint_seconds=checkpoint_seconds,
             folder=f"{folder}/{attempt}",
@@ -90,7 +90,7 @@ def train_on_ray(
 
 
 def _absolute(path: str) -> str:
-    """A path of this machine from the root; a name that is no path stays as it is."""
+    """An existing path as an absolute one; the name of a task or of a hub model stays as it is."""
     return str(Path(path).resolve()) if Path(path).exists() else path
 
 
@@ -98,14 +98,14 @@ def _attempt(ray: Any, count: int, request: Request, watch: Watch) -> Run | None
     """Train with new workers; None if one of them died."""
     actor = ray.remote(num_cpus=1, max_restarts=0, max_concurrency=2)(Worker)  # one thread trains, one reports
     actors = [actor.remote() for _ in range(count)]
-    meeting = ""
+    rendezvous = ""
     try:
         ray.get([each.check.remote(__version__) for each in actors])
         leaders = _leaders(ray.get([each.node.remote() for each in actors]))
-        meeting = ray.get(actors[0].meeting.remote(count))
+        rendezvous = ray.get(actors[0].rendezvous.remote())
         waiting = []
         for rank, each in enumerate(actors):
-            waiting.append(each.train.remote(rank, count, meeting, request, rank in leaders))
+            waiting.append(each.train.remote(rank, count, rendezvous, request, rank in leaders))
         return _wait(ray, actors[0], waiting, watch)
     except ray.exceptions.RayActorError:
         return None
@@ -116,8 +116,8 @@ def _attempt(ray: Any, count: int, request: Request, watch: Watch) -> Run | None
         raise cause if isinstance(cause, Exception) else error from None
     finally:
         _end(ray, actors)
-        if meeting.startswith("file://"):
-            Path(meeting.removeprefix("file://")).unlink(missing_ok=True)
+        if rendezvous.startswith("file://"):
+            Path(rendezvous.removeprefix("file://")).unlink(missing_ok=True)
 
 
 def _leaders(nodes: list[str]) -> set[int]:
@@ -126,7 +126,7 @@ def _leaders(nodes: list[str]) -> set[int]:
 
 
 def _wait(ray: Any, first: Any, waiting: list[Any], watch: Watch) -> Run:
-    """Wait for all workers; the first that fails ends the wait for the others, which would wait for it."""
+    """Wait for all workers; if one fails, raise its error at once, because the others would wait for it forever."""
     result = waiting[0]
     while waiting:
         ready, waiting = ray.wait(waiting, num_returns=1, timeout=REPORT_SECONDS)
@@ -174,10 +174,10 @@ class Worker:
         node: str = ray.get_runtime_context().get_node_id()
         return node
 
-    def meeting(self, count: int) -> str:
+    def rendezvous(self) -> str:
         """Where the workers of a group find each other.
 
-        On a Ray of this machine alone that is a file: the other way would listen on every network.
+        If Ray runs on this machine alone, that is a file: a TCP store would listen on every network interface.
         """
         import ray
 
@@ -191,17 +191,17 @@ class Worker:
             free.bind((address, 0))
             return f"tcp://{address}:{free.getsockname()[1]}"
 
-    def train(self, rank: int, count: int, meeting: str, request: Request, leader: bool) -> Run | None:
+    def train(self, rank: int, count: int, rendezvous: str, request: Request, leader: bool) -> Run | None:
         """Train as one of `count` workers; the first one returns the run. A leader reads the rows for its node."""
         from .group import join, leave
 
-        if meeting.startswith("file://"):
+        if rendezvous.startswith("file://"):
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         folder = cache() / "rows" / request.folder / self.node()[:16]
         if leader:
             self._folder = folder
         rows = NodeRows(folder, leader)
-        group = join(rank, count, meeting)
+        group = join(rank, count, rendezvous)
         run = train_in_group(
             group,
             request.source,
@@ -216,17 +216,17 @@ class Worker:
         leave(group)
         return run if rank == 0 else None
 
-    def _watch(self, part: int, step: int, total: int, runners: Any) -> None:
+    def _watch(self, number: int, step: int, total: int, runners: Any) -> None:
         if step == total or time.monotonic() - self._reported >= REPORT_SECONDS:
             self._reported = time.monotonic()
             shown = []
             for runner in runners:
                 history = SimpleNamespace(losses=runner.history.losses[-1:])
                 shown.append(SimpleNamespace(phase=runner.phase, best=runner.best, history=history))
-            self._progress = part, step, total, shown
+            self._progress = number, step, total, shown
 
     def progress(self) -> tuple[Any, ...] | None:
-        """What a progress bar shows: the last call of its `watch`."""
+        """What a progress bar shows: the arguments of the last call of `_watch`."""
         return self._progress
 
     def clean(self) -> None:

@@ -13,6 +13,8 @@ from .job import Job
 from .plan import BATCH, EPOCHS, SEED, Plan, Trial, default_rates, follows_recipe, recipe_epochs, recipe_rates, several
 
 LANES = 16  # most trials of a pass, without --lanes
+# What a trial takes from the plan as it is; some of these values are replaced in resolve_plan.
+_SHARED = ({f.name for f in fields(Trial)} & {f.name for f in fields(Plan)}) - {"lr", "batch", "seed"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +26,7 @@ class Resolved:
 
 
 def resolve_plan(plan: Plan, job: Job, train_size: int | None) -> list[Resolved]:
-    """The grid of a plan, in the order batch, rate, seed; `train_size` is one of the plan's."""
+    """The trials of a plan's grid in the order batch, rate, seed, for one of its train sizes."""
     base = job.base
     pool = resolve_pool(base, job.task.pool(plan.pool))
     seeds = several(SEED if plan.seed is None else plan.seed)
@@ -48,12 +50,8 @@ def resolve_plan(plan: Plan, job: Job, train_size: int | None) -> list[Resolved]
     return trials
 
 
-# What a trial takes from the plan, unless resolve_plan has a better value.
-_SHARED = ({f.name for f in fields(Trial)} & {f.name for f in fields(Plan)}) - {"lr", "batch", "seed"}
-
-
 def _rates_and_epochs(plan: Plan, job: Job, resolution: Resolution) -> tuple[tuple[float, ...], int]:
-    """The plan's rates and epochs; where it gives none, those of the selection and of the recipe."""
+    """The plan's rates and epochs; where it sets none, the defaults for the selection or those of the recipe."""
     rates = several(plan.lr) if plan.lr is not None else default_rates(resolution.selection, job.base.width)
     if not follows_recipe(plan):
         return rates, plan.epochs or EPOCHS
@@ -78,7 +76,7 @@ def resolve_trials(base: Base, trials: Iterable[Trial]) -> list[Resolved]:
 
 
 def passes(trials: Iterable[Resolved], lanes: int | None = None) -> list[list[Resolved]]:
-    """Group trials that follow each other into passes of at most `lanes`.
+    """Group consecutive trials that can train together into passes of at most `lanes` trials.
 
     The result depends on the trials alone, so that a resumed run groups them as before.
 
@@ -88,21 +86,36 @@ def passes(trials: Iterable[Resolved], lanes: int | None = None) -> list[list[Re
     groups: list[list[Resolved]] = []
     last: tuple[object, ...] | None = None
     for resolved in trials:
-        trial, resolution = resolved.trial, resolved.resolution
-        # The layers that are frozen in a pass are those below all of its lanes. With lanes of unlike depth a lane
-        # would differ from its separate run: dropout is off in frozen layers.
-        alone = resolution.selection.matrix_share > SCATTERED
-        inject = "" if _is_packed(resolution) else trial.inject
-        alike = (trial.batch, trial.epochs, trial.dropout, trial.pool, trial.autofreeze)
-        learned = resolution.selection.learned is not None  # gates are trained before the pass
-        like = (*alike, inject, resolution.depth, alone, learned)
-        room = 1 if alone else lanes or LANES
-        if groups and like == last and len(groups[-1]) < room:
+        shared = _shared_in_a_pass(resolved)
+        most = 1 if _trains_alone(resolved) else lanes or LANES
+        if groups and shared == last and len(groups[-1]) < most:
             groups[-1].append(resolved)
         else:
             groups.append([resolved])
-        last = like
+        last = shared
     return groups
+
+
+def _shared_in_a_pass(resolved: Resolved) -> tuple[object, ...]:
+    """What all trials of a pass have in common."""
+    trial, resolution = resolved.trial, resolved.resolution
+    return (
+        trial.batch,
+        trial.epochs,
+        trial.dropout,
+        trial.pool,
+        trial.autofreeze,
+        "" if _is_packed(resolution) else trial.inject,
+        # The frozen layers of a pass are those below what any of its lanes trains, and dropout is off in them. So with
+        # different depths a lane would differ from its separate run.
+        resolution.depth,
+        _trains_alone(resolved),
+        resolution.selection.learned is not None,  # gates are trained before the pass
+    )
+
+
+def _trains_alone(resolved: Resolved) -> bool:
+    return resolved.resolution.selection.matrix_share > SCATTERED
 
 
 def _is_packed(resolution: Resolution) -> bool:

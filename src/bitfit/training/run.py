@@ -16,7 +16,7 @@ import torch
 
 from .. import __version__, files
 from ..bank.bank import Bank
-from ..bank.lanes import Lane, lane_of_delta, lane_to_train
+from ..bank.lanes import lane_of_delta
 from ..data import sources
 from ..data.examples import Dataset, Files
 from ..data.memory import Data, source_of_data
@@ -27,26 +27,21 @@ from ..delta.delta import Delta
 from ..errors import DeltaError, Diverged, UsageError, suggest
 from ..model.base import Base, load_base
 from ..model.dtypes import FULL
-from ..model.language import asks_for_nothing
-from ..model.selection import Selection
 from ..model.task_model import Model
-from ..tasks.metrics import Score
-from ..terminal.progress import bar_of, notes_of, silent
+from ..terminal.progress import Say, bar_of, notes_of, silent
 from . import recipe
-from .autofreeze import AutoFreeze
 from .calibration import is_rare
 from .checkpoint import SECONDS, Store
 from .compute import threads
-from .convex import FOLDS, solved_head, with_values
-from .diff_pruning import Mask, learn_masks
-from .evaluation import naming, score_lanes
+from .convex import FOLDS
+from .evaluation import score_lanes
 from .explain import Story, sentences
 from .group import Group
-from .history import GatePhase, TrainScore
-from .job import Job, Note, Part, open_job
-from .loop import Runner, Watch, fit, settle
-from .outcome import Outcome, Scores, describe
-from .plan import Plan, PlanOptions, SharedOptions, Trial, follows_recipe, several
+from .job import Job, Part, open_job
+from .loop import Watch
+from .one_pass import check_selection, run_pass
+from .outcome import Outcome
+from .plan import Plan, PlanOptions, SharedOptions, follows_recipe, several
 from .resolved import Resolved, passes, resolve_plan
 
 ADVICE = "The default recipe may do better (remove --lr, --epochs and --batch), or train longer."
@@ -93,7 +88,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     watch: Watch | None = None,
-    say: Note | None = None,
+    say: Say | None = None,
     quiet: bool = False,
     checkpoint_seconds: float = SECONDS,
     **options: Unpack[PlanOptions],
@@ -126,7 +121,7 @@ def train_in_group(
     watch: Watch | None = None,
     rows: NodeRows | None = None,
 ) -> Run:
-    """The part of one worker in a training by several; every worker returns the same run.
+    """Train as one of several workers, which all return the same run.
 
     With `rows` one worker of each machine reads and tokenises the data, into files that all of its workers map.
     """
@@ -149,7 +144,7 @@ def sweep(
     out: str | Path | None = None,
     resume: bool = False,
     watch: Watch | None = None,
-    say: Note | None = None,
+    say: Say | None = None,
     quiet: bool = False,
     checkpoint_seconds: float = SECONDS,
     **options: Unpack[SharedOptions],
@@ -198,7 +193,7 @@ def _train(
     out: str | Path | None,
     resume: bool,
     watch: Watch,
-    say: Note,
+    say: Say,
     checkpoint_seconds: float,
     group: Group | None = None,
     rows: NodeRows | None = None,
@@ -235,7 +230,7 @@ def _train(
                 store.clear()  # there is nothing to go on from
                 rates = ", ".join(f"{outcome.trial.lr:g}" for outcome in trained.outcomes)
                 raise Diverged(f"every trial diverged (rates {rates}): the loss was not a number; try smaller --lr")
-            best = tested(job, trained.best)
+            best = _with_scores(job, trained.best, job.tests)
         assert best.delta is not None
         if group.steps:
             note(f"{group.size} workers summed {group.bytes / group.steps / 1000:,.1f} KB per step.")
@@ -250,90 +245,21 @@ def _train(
 
 
 def _with_index(story: Story | None, source: object) -> Story | None:
-    """The story, its suspects named by the index of the frame that they are from."""
+    """The story; if the rows came from a data frame, suspects have its index instead of a position."""
     if story is None or not isinstance(source, Files):
         return story
-    rows = source.dev or source.train  # those that were held out
+    rows = source.dev or source.train  # where the held-out rows came from
     if not isinstance(rows, Records):
         return story
     named = [replace(suspect, line=rows.index_of(suspect.line)) for suspect in story.suspects]
     return replace(story, suspects=tuple(named))
 
 
-def require_delta_or_nothing(path: Path) -> None:
-    """Refuse to write a delta over a file that is none."""
-    if not path.is_file() or path.stat().st_size == 0:
-        return
-    try:
-        Delta.load(path)
-    except DeltaError as error:
-        raise UsageError(f"{path}: exists and is not a delta; remove it or name another file") from error
-
-
-def _check_out(out: Path, source: StrPath | Dataset | Files) -> None:
-    """Refuse a target that cannot be written, is an input or belongs to somebody else, before anything is computed."""
-    inputs = [] if isinstance(source, Dataset | Files) else [Path(source)]
-    files.check_target(out, *inputs)
-    require_delta_or_nothing(out)
-    files.check_target(run_folder(out) / "history")
-    with suppress(OSError):
-        run_folder(out).rmdir()  # made by the check; a command that fails before the first step leaves none
-
-
-@dataclass(frozen=True, eq=False)
-class _Trained:
-    """All trials of a run and the best of them; None if every trial diverged."""
-
-    outcomes: list[Outcome]
-    best: Outcome | None
-    story: Story | None = None
-
-
-def _train_grid(job: Job, groups: list[list[Resolved]], store: Store, watch: Watch, note: Note, plan: Plan) -> _Trained:
-    """Train pass after pass; the best trial is the one with the best dev score."""
-    scored = {"train": job.train_sample} if plan.gap else {}
-    outcomes: list[Outcome] = []
-    for number, group in enumerate(groups):
-        outcomes += run_pass(job, group, number, store, watch, note, scored)
-    done = [outcome for outcome in outcomes if outcome.delta is not None]
-    best = max(done, key=lambda outcome: outcome.dev or 0.0, default=None)
-    return _Trained(outcomes, best)
-
-
-def _follow(job: Job, trials: list[Resolved], store: Store, watch: Watch, note: Note, plan: Plan) -> _Trained:
-    """Follow the default recipe and say what it came to."""
-    first = trials[0]
-    model = Model(job.base, job.task.outputs, first.trial.pool, first.trial.inject)
-    _check_selection(first.trial, first.resolution.selection, model, note)
-    exact = plan.seed is not None
-    if recipe.uses_folds(job.dataset, exact):
-        rows = len(job.dataset.train) + len(job.dataset.dev)
-        note(
-            f"Few rows, so this split is not used: {FOLDS}-fold cross-validation holds out each of {rows:,} rows once."
-        )
-    followed = recipe.follow(job, trials, store, watch, exact=exact, lanes=plan.lanes)
-    if followed.best is None or followed.story is None:
-        return _Trained(followed.trials, None)
-    best = followed.best
-    if plan.gap:
-        best = _with_scores(job, best, {"train": job.train_sample})
-    for line in sentences(followed.story):
-        note(line)
-    outcomes = [best if outcome is followed.best else outcome for outcome in followed.trials]
-    return _Trained(outcomes, best, followed.story)
-
-
-def sized(out: str | Path, size: int) -> Path:
-    """Where the delta of one size of a sweep goes: NAME-SIZE.safetensors."""
-    path = Path(out)
-    return path.with_name(f"{path.stem}-{size}{path.suffix}")
-
-
 def prepare(
     source: StrPath | Dataset | Files,
     base: Base | str | None,
     plan: Plan,
-    note: Note,
+    note: Say,
     size: int | None = None,
     rows: NodeRows | None = None,
 ) -> tuple[Job, list[Resolved]]:
@@ -354,7 +280,7 @@ def prepare(
     return job, resolve_plan(plan, job, size)
 
 
-def with_fair_metric(job: Job, note: Note) -> Job:
+def with_fair_metric(job: Job, note: Say) -> Job:
     """The job scored by macro F1 if a class is so rare that accuracy hardly notices it."""
     task, labels = job.task, job.dataset.train.labels
     if task.metric != "accuracy" or task.by_token or "macro_f1" not in task.metric_names(task.labels):
@@ -394,165 +320,47 @@ def _read(source: StrPath | Files, plan: Plan, size: int | None) -> tuple[Datase
     )
 
 
-def run_pass(
-    job: Job,
-    group: list[Resolved],
-    number: int,
-    store: Store,
-    watch: Watch,
-    note: Note,
-    scored: Mapping[str, Part],
-    solve_frozen: bool = False,
-) -> list[Outcome]:
-    """Train the trials of pass `number` as the lanes of one bank; `scored` are the parts to score beside dev.
+@dataclass(frozen=True, eq=False)
+class _Trained:
+    """All trials of a run and the best of them; None if every trial diverged."""
 
-    With `solve_frozen` a head on a frozen base is solved instead of trained: it has one best solution.
-    """
-    first = group[0].trial
-    models = _models(job, group)
-    if number == 0:  # once for all passes of a run
-        _check_selection(first, group[0].resolution.selection, models[0], note)
-    masks = learn_masks(job, models, group, number, store, watch)
-    group = _with_masks(group, masks, note)
-    lanes = [_lane(model, resolved, mask) for model, resolved, mask in zip(models, group, masks, strict=True)]
-    solved = solve_frozen and first.head == "full" and not any(each.resolution.selection for each in group)
-    if solved:
-        lanes = _solved(job, group, lanes)
-    if not all(lane.trained for lane in lanes):
-        raise UsageError(f"--select {first.select} --head {first.head}: nothing is left to train")
-    bank = Bank(models, lanes, first.prefix_dropout, most_frozen=group[0].resolution.depth)
-    runners = [Runner(resolved.trial, bank, k) for k, resolved in enumerate(group)]
-    for runner, mask in zip(runners, masks, strict=True):
-        runner.history.gates = None if mask is None else mask.record
-    if solved:
-        settle(job, runners, number, store)
-    else:
-        after_evaluation = AutoFreeze(runners) if first.autofreeze else None
-        fit(job, runners, number, store, watch, after_evaluation=after_evaluation)
-    return finish(job, runners, scored)
+    outcomes: list[Outcome]
+    best: Outcome | None
+    story: Story | None = None
 
 
-def _models(job: Job, group: Sequence[Resolved]) -> list[Model]:
-    """The model of each trial; trials with the same grafts share one."""
-    by_inject: dict[str, Model] = {}
-    for resolved in group:
-        trial = resolved.trial
-        if trial.inject not in by_inject:
-            by_inject[trial.inject] = Model(job.base, job.task.outputs, trial.pool, trial.inject)
-    return [by_inject[resolved.trial.inject] for resolved in group]
+def _train_grid(job: Job, groups: list[list[Resolved]], store: Store, watch: Watch, note: Say, plan: Plan) -> _Trained:
+    """Train pass after pass; the best trial is the one with the best dev score."""
+    scored = {"train": job.train_sample} if plan.gap else {}
+    outcomes: list[Outcome] = []
+    for number, group in enumerate(groups):
+        outcomes += run_pass(job, group, number, store, watch, note, scored)
+    done = [outcome for outcome in outcomes if outcome.delta is not None]
+    best = max(done, key=lambda outcome: outcome.dev or 0.0, default=None)
+    return _Trained(outcomes, best)
 
 
-def _solved(job: Job, group: list[Resolved], lanes: list[Lane]) -> list[Lane]:
-    """The lanes with solved heads; below the last layer a head may depend on the seed."""
-    heads: dict[int, dict[str, torch.Tensor]] = {}
-    for resolved in group:
-        seed = resolved.trial.seed
-        if seed not in heads:
-            heads[seed] = solved_head(job, resolved.resolution, resolved.trial.inject, seed)
-    return [with_values(lane, heads[resolved.trial.seed]) for lane, resolved in zip(lanes, group, strict=True)]
-
-
-def _with_masks(group: list[Resolved], masks: Sequence[Mask | None], note: Note) -> list[Resolved]:
-    """The trials with the entries that their gates kept."""
-    reported: set[int] = set()
-    trials = []
-    for resolved, mask in zip(group, masks, strict=True):
-        if mask is None:
-            trials.append(resolved)
-            continue
-        if id(mask) not in reported:  # trials may share one
-            reported.add(id(mask))
-            note(_gates_note(resolved.trial, mask.record))
-        resolution = replace(resolved.resolution, selection=mask.selection)
-        trials.append(replace(resolved, resolution=resolution))
-    return trials
-
-
-def _gates_note(trial: Trial, gates: GatePhase) -> str:
-    return (
-        f"{trial.select}, seed {trial.seed}: after {gates.gate_steps:,} steps {gates.open_share:.2%} of "
-        f"{gates.gated:,} gates were open; the {gates.kept:,} largest differences train on."
-    )
-
-
-def _lane(model: Model, resolved: Resolved, mask: Mask | None) -> Lane:
-    trial, resolution = resolved.trial, resolved.resolution
-    lane = lane_to_train(model, resolution.selection, trial.head, resolution.starts, trial.seed)
-    return lane if mask is None else mask.worn(lane)
-
-
-def _check_selection(trial: Trial, chosen: Selection, model: Model, note: Note) -> None:
-    """Refuse a selection that leaves nothing to train; note what it leaves out or frozen."""
-    for text in chosen.notes:
-        note(text)
-    if not chosen and not asks_for_nothing(trial.select):
-        lacking = model.base.target.lacking
-        hint = "its layers lack biases, and --inject gives them some" if lacking else "see bitfit count BASE"
-        raise UsageError(f"--select {trial.select}: selects nothing of this base ({hint})")
-    if model.injected:
-        if not any(name in chosen for name in model.injected):
-            raise UsageError(
-                f"--select {trial.select} trains none of the parameters that --inject {trial.inject} adds; "
-                "--select injected does"
-            )
-        note(f"--inject {trial.inject} adds {len(model.injected)} tensors, which change nothing at first.")
-    frozen = [name for name in model.head if trial.head == "frozen" or not name.endswith("bias")]
-    if trial.head != "full" and frozen:
-        note(f"--head {trial.head} leaves the head's random start frozen: {', '.join(frozen)}.")
-
-
-def finish(job: Job, runners: list[Runner], scored: Mapping[str, Part]) -> list[Outcome]:
-    """Make a delta of each lane's best checkpoint, with its scores on dev and on the parts in `scored`."""
-    done = [runner for runner in runners if runner.status == "done"]
-    scores: dict[int, Scores] = {runner.k: {} for runner in runners}
-    predictions: dict[int, dict[str, Any]] = {runner.k: {} for runner in runners}
-    sources = {runner.k: _source(runner.trial, len(runners) > 1) for runner in runners}
-    with torch.no_grad():
-        for runner in done:
-            with naming(sources[runner.k]):
-                scores[runner.k]["dev"] = _dev_scores(job, runner)
-            runner.flat.copy_(runner.best_values)
-    if done:
-        for name, part in scored.items():
-            lanes = [runner.k for runner in done]
-            for k, scored_lane in score_lanes(job, done[0].bank, lanes, part, sources).items():
-                scores[k][name] = scored_lane.scores
-                predictions[k][name] = scored_lane.predictions
-    return [_outcome(job, runner, scores[runner.k], predictions[runner.k]) for runner in runners]
-
-
-def _source(trial: Trial, several: bool) -> str:
-    """What names a trial in warnings: nothing if there is only one."""
-    return f"rate {trial.lr:g}, batch {trial.batch}, seed {trial.seed}" if several else ""
-
-
-def _dev_scores(job: Job, runner: Runner) -> dict[str, Score]:
-    """Every metric of the evaluation that was the best; its outputs were kept."""
-    assert runner.best_outputs is not None
-    predictions = job.task.predictions(runner.best_outputs, job.dev.encoded, job.dev.examples)
-    return job.task.scores(predictions, job.dev.examples)
-
-
-def _outcome(job: Job, runner: Runner, scores: Scores, predictions: Mapping[str, Any]) -> Outcome:
-    """What became of a lane; one that did not end well has no scores and no delta."""
-    trial, history = runner.trial, runner.history
-    if not scores:
-        return Outcome(trial, runner.status, {}, history, None)
-    if "train" in scores:
-        train_score = scores["train"][trial.metric].value
-        history = replace(history, train=TrainScore(train_score, len(job.train_sample.examples)))
-    tensors = runner.bank.tensors(runner.k)
-    trained = runner.bank.lanes[runner.k].trained
-    model = runner.bank.models[runner.k]
-    meta = describe(job, model, trial, trained, tensors, scores, runner.best_step, len(job.train.examples))
-    if history.gates is not None:
-        meta = replace(meta, open_gates=history.gates.open_share)
-    return Outcome(trial, runner.status, scores, history, Delta(tensors, meta), predictions)
-
-
-def tested(job: Job, best: Outcome) -> Outcome:
-    """The outcome with its scores on the test part and on the further parts there are."""
-    return _with_scores(job, best, job.tests)
+def _follow(job: Job, trials: list[Resolved], store: Store, watch: Watch, note: Say, plan: Plan) -> _Trained:
+    """Follow the default recipe and note its results."""
+    first = trials[0]
+    model = Model(job.base, job.task.outputs, first.trial.pool, first.trial.inject)
+    check_selection(first.trial, first.resolution.selection, model, note)
+    exact = plan.seed is not None
+    if recipe.uses_folds(job.dataset, exact):
+        rows = len(job.dataset.train) + len(job.dataset.dev)
+        note(
+            f"Few rows, so this split is not used: {FOLDS}-fold cross-validation holds out each of {rows:,} rows once."
+        )
+    followed = recipe.follow(job, trials, store, watch, exact=exact, lanes=plan.lanes)
+    if followed.best is None or followed.story is None:
+        return _Trained(followed.trials, None)
+    best = followed.best
+    if plan.gap:
+        best = _with_scores(job, best, {"train": job.train_sample})
+    for line in sentences(followed.story):
+        note(line)
+    outcomes = [best if outcome is followed.best else outcome for outcome in followed.trials]
+    return _Trained(outcomes, best, followed.story)
 
 
 def _with_scores(job: Job, outcome: Outcome, parts: Mapping[str, Part]) -> Outcome:
@@ -568,13 +376,42 @@ def _with_scores(job: Job, outcome: Outcome, parts: Mapping[str, Part]) -> Outco
     return replace(outcome, scores=scores, delta=delta)
 
 
+# ---- the files of a run
+
+
+def _require_delta_or_nothing(path: Path) -> None:
+    """Refuse to overwrite a file that is not a delta."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return
+    try:
+        Delta.load(path)
+    except DeltaError as error:
+        raise UsageError(f"{path}: exists and is not a delta; remove it or name another file") from error
+
+
+def _check_out(out: Path, source: StrPath | Dataset | Files) -> None:
+    """Refuse a target that cannot be written, is an input or is not a delta, before anything is computed."""
+    inputs = [] if isinstance(source, Dataset | Files) else [Path(source)]
+    files.check_target(out, *inputs)
+    _require_delta_or_nothing(out)
+    files.check_target(run_folder(out) / "history")
+    with suppress(OSError):
+        run_folder(out).rmdir()  # the check made it; a command that fails before the first step must not leave it
+
+
+def sized(out: str | Path, size: int) -> Path:
+    """Where the delta of one size of a sweep goes: NAME-SIZE.safetensors."""
+    path = Path(out)
+    return path.with_name(f"{path.stem}-{size}{path.suffix}")
+
+
 def has_checkpoints(out: str | Path) -> bool:
-    """Whether there is a checkpoint of a run to go on from."""
+    """Whether there is a checkpoint from which the run to `out` can be resumed."""
     return any(run_folder(out).glob("pass*.checkpoint"))
 
 
 def run_folder(out: str | Path) -> Path:
-    """Where a run keeps its histories and, while it is under way, its checkpoints: NAME.run beside the delta."""
+    """The folder of a run's histories and, until it has finished, of its checkpoints: NAME.run beside the delta."""
     path = Path(out)
     return path.with_name(path.name.removesuffix(".safetensors") + ".run")
 
