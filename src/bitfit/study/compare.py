@@ -39,6 +39,7 @@ from ..model.language import asks_for_nothing
 from ..model.resolution import resolve_pool
 from ..prediction.predictor import MixedPredictor, Predictor
 from ..tasks.texts import ConstantPrediction
+from ..terminal.progress import Say as Say
 from ..training.checkpoint import SECONDS
 from ..training.compute import threads as use_threads
 from ..training.job import Job, open_job
@@ -57,15 +58,16 @@ from .store import Result, Results, key_of
 NAME = "compare"  # of the lock and of the folder of checkpoints
 HELD_OUT = 0.2  # share of the rows that becomes dev, or test, where there is no file
 MOST_HELD_OUT = 2000
-ENOUGH_DEV = 200  # rows; more than these are used up to DEV_SHARE of the training rows
-DEV_SHARE = 4  # a quarter: with a half the evaluations took a third of a training on 1,000 rows
+# Dev rows are cut to ENOUGH_DEV, or to a quarter of the training rows if that is more. With a half of them the
+# evaluations took a third of a training on 1,000 rows.
+ENOUGH_DEV = 200
+DEV_SHARE = 4
 LEAST_TRAIN, LEAST_HELD_OUT = 16, 8  # rows below which a comparison says nothing
 TIMED_SEED = 1  # on which every method trains alone
 MIXED = 8  # deltas of a mixed batch
-MIXED_BYTES = 1e9  # which all of them may take
+MIXED_BYTES = 1e9  # most memory of these deltas
 TIMED = 32  # texts that predictions are timed on
 REPEATS = 5  # of which the fastest counts
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,8 @@ class Contestant:
 
     method: Method
     searched: tuple[Result, ...]
-    chosen: tuple[Result, ...]  # by seed; the first is of the search
-    trained: int
+    chosen: tuple[Result, ...]  # by seed; the first is also in `searched`
+    trained: int  # entries, without the head
 
     @property
     def rate(self) -> float | None:
@@ -168,12 +170,12 @@ def run_contest(
     say: Say | None = None,
     checkpoint_seconds: float = SECONDS,
 ) -> Contest:
-    """Train every method on the data and return all results. `out` is a folder; there the same call goes on."""
+    """Train every method on the data and return all results. `out` is a folder from which the same call continues."""
     plan = plan or ComparePlan()
-    given = source_of_data(source)
-    dataset, named = _read(given, plan)
+    data = source_of_data(source)
+    dataset, named = _read(data, plan)
     loaded = base if isinstance(base, Base) else load_base(base)
-    path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    path = os.fspath(data) if isinstance(data, str | os.PathLike) else None
     with tempfile.TemporaryDirectory() as folder, use_threads(plan.threads):
         results = Results(Path(folder if out is None else out))
         run = _Run(path, dataset, named, loaded, plan, results, watch or _ignore, say or _ignore, checkpoint_seconds)
@@ -190,16 +192,21 @@ def _ignore(*_: object) -> None:
     """Watch and say nothing."""
 
 
-def _read(given: StrPath | Dataset | Files, plan: ComparePlan) -> tuple[Dataset, NamedTask | None]:
+def _read(data: StrPath | Dataset | Files, plan: ComparePlan) -> tuple[Dataset, NamedTask | None]:
     """The rows to compare on, and the named task that they follow, if any."""
-    if isinstance(given, Dataset):
-        return prepare_data(given, plan.train_size), None
-    columns = {name: getattr(plan, name) for name in ("text", "text_pair", "label")}
+    if isinstance(data, Dataset):
+        return prepare_data(data, plan.train_size), None
     source = sources.read(
-        given, folder=plan.data, encoding=plan.encoding, task=plan.task, separator=plan.separator, **columns
+        data,
+        folder=plan.data,
+        encoding=plan.encoding,
+        task=plan.task,
+        text=plan.text,
+        text_pair=plan.text_pair,
+        label=plan.label,
+        separator=plan.separator,
     )
-    dataset = source.published.unsplit()
-    prepared = prepare_data(dataset, plan.train_size)
+    prepared = prepare_data(source.published.unsplit(), plan.train_size)
     return replace(prepared, notes=(*source.notes, *prepared.notes)), source.follows
 
 
@@ -222,7 +229,7 @@ class _Run:
         self.label = "the data" if path is None else Path(path).name
         self.watch, self.say, self.checkpoint_seconds = watch, say, checkpoint_seconds
         self.notes: list[str] = []
-        self.parts = 0  # passes that were trained
+        self.pass_number = 0
         self.timed: set[str] = set()  # methods whose predictions were timed
         for text in dataset.notes:
             self._note(text)
@@ -255,9 +262,9 @@ class _Run:
         self.epochs = self.plan.epochs or recipe_epochs(len(job.dataset.train))
 
     def _methods_by_size(self) -> list[tuple[Method, Resolved]]:
-        """The methods, those that train least first: a process keeps memory that it once had.
+        """The methods, those that train least first, and those that cannot share a pass with others last.
 
-        Those that cannot share a pass with others come last.
+        A process keeps memory that it once had, so the memory of small methods must be measured before large ones.
         """
         resolved = []
         for method in self.plan.chosen_methods:
@@ -272,7 +279,7 @@ class _Run:
         return sorted(resolved, key=_by_size)
 
     def _resolved(self, method: Method) -> Resolved:
-        """What a method trains on this base; UsageError if it is nothing."""
+        """What a method trains on this base; UsageError if that is nothing."""
         try:
             resolved = resolve_trials(self.base, [self._trial(method, 1.0, 0)])[0]
         except SelectionError as error:
@@ -328,14 +335,14 @@ class _Run:
             self._use(self._open(_cut(self.job.dataset, self.extent)))
 
     def _fitting(self, most: Extent, budget: float) -> Extent:
-        """The extent that fits. It is kept in a file: a continued run must not plan anew."""
+        """The extent that fits. It is stored in a file, so that a resumed run has the same one."""
         path = self.results.folder / NAME / "extent.json"
         key = repr((self.plan, self.digest, self.base.fingerprint))
-        kept = json.loads(path.read_bytes()) if path.is_file() else {}
-        if kept.get("key") == key:
-            return Extent(**kept["extent"])
-        pace = forecast.speed(self.results)
-        extent = fit_extent(most, budget, lambda it: self._work(it, most) / pace)
+        stored = json.loads(path.read_bytes()) if path.is_file() else {}
+        if stored.get("key") == key:
+            return Extent(**stored["extent"])
+        speed = forecast.speed(self.results)
+        extent = fit_extent(most, budget, lambda smaller: self._work(smaller, most) / speed)
         files.replace(path, json.dumps({"key": key, "extent": asdict(extent)}).encode())
         return extent
 
@@ -452,12 +459,12 @@ class _Run:
         )
 
         def watch(_: int, step: int, total: int, runners: Any) -> None:
-            self.watch(self.parts, step, total, runners)
+            self.watch(self.pass_number, step, total, runners)
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConstantPrediction)  # of a rate that is too large: its score says it
             done = perform_on(self.job, work, watch, gap=False)
-        self.parts += 1
+        self.pass_number += 1
         by_method: dict[str, list[Result]] = {}
         for trial, (result, outcome) in zip(trials, done, strict=True):
             method = owners[trial]
@@ -470,12 +477,20 @@ class _Run:
         return Point(method.name, self.label, None, trial.lr, trial.batch, trial.seed)
 
     def _opening(self) -> Opening:
-        return Opening(None, self.label, None, NAME, None, None, self.job.encoder.max_length)
+        return Opening(
+            base=None,
+            task=self.label,
+            data=None,
+            split=NAME,
+            size=None,
+            dev_size=None,
+            max_length=self.job.encoder.max_length,
+        )
 
     # ---- what predictions cost
 
     def _with_prediction_costs(self, method: Method, result: Result, delta: Delta | None) -> Result:
-        """The result; the first one of a method on the first seed with what its predictions cost."""
+        """The result; the first result of each method gets the costs of its predictions."""
         if delta is None or result.trial["seed"] != 0 or method.name in self.timed:
             return result
         self.timed.add(method.name)
@@ -500,18 +515,16 @@ class _Run:
     # ---- the outcome
 
     def _gathered(self, searched: Mapping[str, list[Result]], chosen: Mapping[str, list[Result]]) -> Contest:
-        by_name = {method.name: (method, resolved) for method, resolved in self.methods}
+        trained = {method.name: resolved.resolution.selection.count for method, resolved in self.methods}
         contestants = []
-        for asked in self.plan.chosen_methods:
-            if asked.name not in by_name:
+        for method in self.plan.chosen_methods:
+            name = method.name
+            if name not in trained:  # it was left out
                 continue
-            method, resolved = by_name[asked.name]
-            contestant = Contestant(
-                method, tuple(searched[asked.name]), tuple(chosen[asked.name]), resolved.resolution.selection.count
-            )
+            contestant = Contestant(method, tuple(searched[name]), tuple(chosen[name]), trained[name])
             contestants.append(contestant)
             if contestant.at_edge:
-                self._note(f"{method.name}: the best rate, {contestant.rate:g}, is at the edge of those tried.")
+                self._note(f"{name}: the best rate, {contestant.rate:g}, is at the edge of those tried.")
         first = contestants[0].chosen[0]
         return Contest(
             data=self.label,
@@ -559,7 +572,7 @@ def _answering(predictor: Predictor, text: Any) -> Callable[[], object]:
 
 
 def _fastest(*actions: Callable[[], object]) -> list[float]:
-    """The seconds of the fastest of some repeats of each action; they take turns, so that other work hits all alike."""
+    """The seconds of each action, the fastest of REPEATS; they take turns, so that other load slows all of them."""
     took: list[list[float]] = [[] for _ in actions]
     for repeat in range(REPEATS + 1):
         for action, seconds in zip(actions, took, strict=True):
@@ -582,7 +595,7 @@ def _by_size(pair: tuple[Method, Resolved]) -> tuple[bool, bool, bool, int]:
 
 
 def _further_rate(results: Sequence[Result]) -> float | None:
-    """The next rate to try, if the best one is at the edge of those tried."""
+    """The next rate to try, if the best one is at the edge of those tried; else None."""
     best = _best(results)
     return None if best.score("dev") is None else wider_rate(_rates_of(results), float(best.trial["lr"]))
 

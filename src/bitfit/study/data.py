@@ -15,7 +15,10 @@ from ..errors import DataError, UsageError
 
 @dataclass(frozen=True)
 class Opening:
-    """A request for the data of a task on a base. It holds plain values, so that another process can open it too."""
+    """Which data to open: a task, its split and sizes, and the base that it is encoded for.
+
+    It holds plain values, so that another process can open the same data.
+    """
 
     base: str | None
     task: str

@@ -38,7 +38,7 @@ DATA = {
     "trec": (5452, 500, 12), "rotten-tomatoes": (8530, 1066, 27), "ud-pos": (12544, 2001, 22),
 }  # fmt: skip
 # Parameters of the layers, which decide the work per token.
-LAYERS = {
+LAYER_PARAMETERS = {
     "bert-base-cased": 85e6, "bert-base-uncased": 85e6, "bert-large-cased": 302e6, "roberta-base": 85e6,
     "bert-tiny": 0.4e6, "bert-mini": 3.2e6, "bert-small": 12.6e6, "bert-medium": 25.2e6, "all-MiniLM-L6-v2": 10.6e6,
 }  # fmt: skip
@@ -94,13 +94,14 @@ def _effort(text: str, init: str) -> Effort:
     return Effort.of(selection, sites.layers_below(changed), sites.layers)
 
 
-def work(effort: Effort, layers: float, tokens: float, dev_tokens: float, epochs: int, evaluations: int) -> float:
-    """Floating-point operations of one trial: forward 2, gradient of inputs 2, of weights 2 per parameter and token.
+def work(effort: Effort, parameters: float, tokens: float, dev_tokens: float, epochs: int, evaluations: int) -> float:
+    """Floating-point operations of one trial on a base whose layers have so many `parameters`.
 
-    Frozen layers run once for all epochs.
+    Per parameter and token these are 2 in the forward pass, 2 for the gradient of the inputs and 2 for that of the
+    weights. Frozen layers run once for all epochs.
     """
-    frozen = layers * effort.frozen
-    active = layers - frozen
+    frozen = parameters * effort.frozen
+    active = parameters - frozen
     per_token = 6 if effort.matrices else 4
     training = per_token * tokens * epochs
     evaluating = 2 * dev_tokens * epochs * evaluations
@@ -146,10 +147,12 @@ def _cost(study: Study, settings: Settings, bases: Sequence[str]) -> Cost:
             effort = _effort(method.select, method.init)
             count = _trials(study, settings, method, task)
             for base in bases:
-                layers = LAYERS.get(base.rpartition("/")[2], 85e6)
-                each = work(effort, layers, train * tokens, dev * tokens, frame["epochs"], frame["evals_per_epoch"])
+                parameters = LAYER_PARAMETERS.get(base.rpartition("/")[2], 85e6)
+                operations_each = work(
+                    effort, parameters, train * tokens, dev * tokens, frame["epochs"], frame["evals_per_epoch"]
+                )
                 trials += count
-                operations += count * each
+                operations += count * operations_each
     return Cost(trials, operations)
 
 
@@ -167,13 +170,10 @@ def trial_work(job: Job, resolved: Resolved) -> float:
 
 def training_work(job: Job, resolved: Resolved) -> float:
     """Floating-point operations of a trial's training and evaluations."""
-    trial = resolved.trial
-    resolution = resolved.resolution
-    sites = job.base.anatomy
-    layers = sum(site.size for site in sites.sites if site.layer is not None)
-    effort = Effort.of(resolution.selection, resolution.depth, sites.layers)
-    tokens = len(job.train.rows.ids)
-    return work(effort, layers, tokens, len(job.dev.rows.ids), trial.epochs, trial.evals_per_epoch)
+    trial, resolution = resolved.trial, resolved.resolution
+    effort = Effort.of(resolution.selection, resolution.depth, job.base.anatomy.layers)
+    tokens, dev_tokens = len(job.train.rows.ids), len(job.dev.rows.ids)
+    return work(effort, _layer_parameters(job), tokens, dev_tokens, trial.epochs, trial.evals_per_epoch)
 
 
 def gate_work(job: Job, resolved: Resolved) -> float:
@@ -182,12 +182,15 @@ def gate_work(job: Job, resolved: Resolved) -> float:
     learned = resolution.selection.learned
     if learned is None:
         return 0.0
-    sites = job.base.anatomy
-    layers = sum(site.size for site in sites.sites if site.layer is not None)
     steps = trial.epochs * math.ceil(len(job.train) / trial.batch)
     gates = GATE_WORK * learned.operand.count * steps
-    dense = Effort.of(learned.operand, resolution.depth, sites.layers)
-    return gates + work(dense, layers, len(job.train.rows.ids), 0, trial.epochs, 0)
+    dense = Effort.of(learned.operand, resolution.depth, job.base.anatomy.layers)
+    return gates + work(dense, _layer_parameters(job), len(job.train.rows.ids), 0, trial.epochs, 0)
+
+
+def _layer_parameters(job: Job) -> int:
+    """How many parameters the layers of the base have, which decide the work per token."""
+    return sum(site.size for site in job.base.anatomy.sites if site.layer is not None)
 
 
 def memory(job: Job, group: Sequence[Resolved]) -> float:

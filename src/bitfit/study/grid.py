@@ -9,15 +9,15 @@ from typing import Any
 
 from .spec import Method, Protocol, Study
 
-WIDENINGS = 2  # rounds in which a cell whose best rate is at an edge tries a further one
-WIDER = 3  # by which factor at least the further rate lies beyond the edge
+WIDENINGS = 2  # how often a cell whose best rate is its smallest or largest tries a further one
+WIDER = 3  # the least factor between that rate and the further one
 DefaultRates = Callable[[Method], tuple[float, ...]]
 """The default rates of a method on a base."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user changed of a study; None keeps the value of the paper."""
+    """The settings of a study that a user changed; None keeps the value of the paper."""
 
     tasks: tuple[str, ...] | None = None
     methods: tuple[str, ...] | None = None
@@ -81,7 +81,7 @@ def methods(study: Study, settings: Settings) -> tuple[Method, ...]:
 
 
 def places(study: Study, settings: Settings) -> list[tuple[str, int | None]]:
-    """Tasks and training sizes, in the order they are run; a view is scored by the trials of another task."""
+    """The pairs of a task and a training size, in the order they are run; views have no trials of their own."""
     pairs: list[tuple[str, int | None]] = []
     for task in settings.tasks or study.tasks:
         if task not in study.views:
@@ -110,9 +110,9 @@ def rates(
 
 
 def tries_default_rates(study: Study, settings: Settings, base: str) -> bool:
-    """Whether a method is tried at the default rates for the base and its selection, not at those of the study."""
-    any_free = any(not method.fixed for method in methods(study, settings))
-    return any_free and _takes_default_rates(study, settings, base)
+    """Whether some method is tried at the default rates for the base and its selection, not at those of the study."""
+    all_fixed = all(method.fixed for method in methods(study, settings))
+    return not all_fixed and _takes_default_rates(study, settings, base)
 
 
 def _takes_default_rates(study: Study, settings: Settings, base: str) -> bool:
@@ -158,7 +158,7 @@ def widen(study: Study, settings: Settings, base: str, scores: Mapping[Point, fl
 
 
 def wider_rate(tried: Sequence[float], best: float) -> float | None:
-    """The next rate beyond the edge that `best` lies at; None if it lies at none or is the only one."""
+    """The next rate beyond `best`, if that is the smallest or largest of several; else None."""
     rates = sorted(tried)
     if len(rates) < 2 or best not in (rates[0], rates[-1]):
         return None
@@ -170,7 +170,7 @@ def wider_rate(tried: Sequence[float], best: float) -> float | None:
 
 
 def repeat(study: Study, settings: Settings, scores: Mapping[Point, float | None]) -> list[Point]:
-    """The second stage: the other seeds of each cell, at the rate and batch size its first seed chose."""
+    """The second stage: the other seeds of each cell, at the rate and batch size with the best score."""
     points = []
     for of_cell in by_cell(scores).values():
         best = choose({point: scores[point] for point in of_cell})
@@ -227,9 +227,9 @@ def differences(study: Study, settings: Settings, base: str, name: str) -> list[
         ("seeds", settings.seeds, protocol.rounds),
         ("rate search", settings.search, protocol.search),
     )
-    for name, setting, published in pairs:
+    for what, setting, published in pairs:
         if setting is not None and setting != published:
-            changed.append(f"{name.capitalize()}: {_several(setting)} instead of {_several(published)}.")
+            changed.append(f"{what.capitalize()}: {_several(setting)} instead of {_several(published)}.")
     if settings.train_size is not None:
         changed.append(f"At most {settings.train_size:,} training rows.")
     if settings.dev_size is not None:

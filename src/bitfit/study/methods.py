@@ -29,8 +29,8 @@ METHODS: dict[str, Method] = {
 """The methods that have a name, and that are compared by default. All get rates by what they train and by the base."""
 SEEDS = 3
 RATES = 3
-LEAST_SEEDS = 2
-LEAST_ROWS = 100  # to which a budget cuts the training rows at most
+LEAST_SEEDS = 2  # a budget leaves at least so many seeds and training rows
+LEAST_ROWS = 100
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,13 @@ class ComparePlan:
 
     @property
     def chosen_methods(self) -> tuple[Method, ...]:
-        """The methods that are compared, in the order that was asked for."""
+        """The methods that are compared, in the order of the plan."""
         if self.methods is None:
             return tuple(METHODS.values())
-        given = self.methods
-        names = method_names(given) if isinstance(given, str) else [str(name).strip() for name in given]
+        if isinstance(self.methods, str):
+            names = method_names(self.methods)
+        else:
+            names = [str(name).strip() for name in self.methods]
         for name in names:
             if names.count(name) > 1:
                 raise UsageError(f'--methods: "{name}" is given twice; remove one')
@@ -170,7 +172,7 @@ def duration(value: float | str) -> float:
 
 
 def full_extent(plan: ComparePlan, rows: int, dev_rows: int) -> Extent:
-    """All that a plan asks for. One rate has no edges, so it is not widened."""
+    """The extent without a budget. A single rate has no edges, so it is not widened."""
     return Extent(plan.seeds, plan.rates, WIDENINGS if plan.rates > 1 else 0, rows, dev_rows)
 
 
@@ -196,7 +198,7 @@ def fit_extent(most: Extent, budget: float, cost: Callable[[Extent], float]) -> 
 
 
 def spaced_rates(defaults: Sequence[float], count: int) -> tuple[float, ...]:
-    """So many rates around the largest default, each three times the one before.
+    """`count` rates around the largest default, each three times the one before.
 
     A default grid is fine and ends where longer trainings diverge. In a comparison most methods were best at its end.
     """

@@ -13,7 +13,7 @@ from ..errors import DataError, Interrupted, SelectionError, UsageError, suggest
 from ..model.audit import count
 from ..model.base import Base
 from ..model.resolution import resolve, resolve_pool
-from ..terminal.progress import counted
+from ..terminal.progress import Say, counted
 from ..training.checkpoint import SECONDS
 from ..training.job import Job
 from ..training.plan import Trial, default_rates
@@ -26,7 +26,6 @@ from .passes import Engine, Opened, Pass, versions, workspace
 from .spec import Method, Study
 from .store import Result, Results, key_of, standings
 
-Say = Callable[[str], None]
 Meter = Callable[[float, float], None]
 """Called with the work done and the total work."""
 
@@ -83,14 +82,14 @@ class Campaign:
     # ---- which passes
 
     def plan(self, points: Sequence[Point]) -> list[Pass]:
-        """The passes that are missing, task by task, and the keys of all points."""
-        by_data: dict[Opening, list[Point]] = {}
+        """The passes that have trials without a result, task by task; sets the keys of all points."""
+        by_opening: dict[Opening, list[Point]] = {}
         for point in points:
-            by_data.setdefault(self._opening(point), []).append(point)
+            by_opening.setdefault(self._opening(point), []).append(point)
         works: list[Pass] = []
-        for opening, of_data in by_data.items():
+        for opening, points_of_opening in by_opening.items():
             try:
-                works += self._passes(opening, of_data)
+                works += self._passes(opening, points_of_opening)
             except DataError as error:
                 self.skipped[opening.task] = str(error)
         if not self.keys:
@@ -128,7 +127,7 @@ class Campaign:
                 yield self._pass(opening, opened.job, missing, point_of)
 
     def _resolved(self, opened: Opened, points: list[Point]) -> dict[Trial, tuple[Resolved, Point]]:
-        """The trials of these points, each with the first of its points, and the keys of all points.
+        """The trials of these points, each with the first of its points; sets the keys of all points.
 
         Methods that are equal on this base share a trial. A method that the base has no parameters for is skipped.
         """
@@ -167,7 +166,7 @@ class Campaign:
             stride=job.encoder.stride,
             train_size=len(job.train.examples),
             data_seed=0,
-            protocol="published",  # the study's own split is part of the data's digest
+            protocol="published",  # the split of the study is part of the data's digest
             metric=job.task.metric,
             prefix_dropout=False,
             dropout=method.dropout,
@@ -268,18 +267,19 @@ def _stages(campaign: Campaign, points: list[Point]) -> Iterator[list[Point]]:
 
 
 def _stage(results: Results, works: Sequence[Pass], engine: Engine, say: Say, meter: Meter) -> int:
+    """Train the passes of a stage and store their results; returns how many trials were trained."""
     total = sum(work.work for work in works)
     done, trained = 0.0, 0
 
-    def progress(part: float) -> None:
-        meter(done + part, total)
+    def progress(work_done: float) -> None:
+        meter(done + work_done, total)
 
-    for work, outcomes in engine(works, progress):
-        results.commit(work.folder, outcomes)
+    for work, finished in engine(works, progress):
+        results.commit(work.folder, finished)
         done += work.work
-        trained += len(outcomes)
+        trained += len(finished)
         meter(done, total)
-        say(_summary(work, outcomes))
+        say(_summary(work, finished))
     return trained
 
 
@@ -296,16 +296,16 @@ def dry_run(campaign: Campaign) -> list[Pass]:
     return works + campaign.plan(grid.repeat(campaign.study, campaign.settings, scores))
 
 
-def _summary(work: Pass, outcomes: list[Result]) -> str:
+def _summary(work: Pass, results: list[Result]) -> str:
     """One line on a finished pass."""
-    where = work.opening.task
+    task = work.opening.task
     if work.opening.size:
-        where += f" ({work.opening.size:,} rows)"
+        task += f" ({work.opening.size:,} rows)"
     names = ", ".join(dict.fromkeys(point.method for point in work.points))
-    scores = [score for result in outcomes if (score := result.score("dev")) is not None]
-    diverged = sum(result.status == "diverged" for result in outcomes)
+    scores = [score for result in results if (score := result.score("dev")) is not None]
+    diverged = sum(result.status == "diverged" for result in results)
     shown = f"best dev {100 * max(scores):.1f}" if scores else "all diverged"
     if scores and diverged:
         shown += f", {diverged} diverged"
-    seconds = sum(result.cost["seconds"] for result in outcomes)
-    return f"{where}: {names}: {counted(len(outcomes), 'trial')}, {shown}, {seconds:.0f} s"
+    seconds = sum(result.cost["seconds"] for result in results)
+    return f"{task}: {names}: {counted(len(results), 'trial')}, {shown}, {seconds:.0f} s"

@@ -80,7 +80,7 @@ class Method:
     rates_by_task: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     inject: str = NONE  # parameters that are added to the base
     epochs_times: int = 1  # times the protocol's epochs, where little trains and the encoder runs once
-    fixed: bool = False  # the rates are the point of the study: they are never replaced or widened
+    fixed: bool = False  # the study is about these rates: they are never replaced or widened
     head: str = "full"
     init: str = "keep"
     dropout: str = "on"
@@ -145,7 +145,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure and what it is drawn from; without methods or tasks, from all."""
+    """A figure and the methods and tasks it shows; without methods or tasks, all of them."""
 
     name: str
     kind: str
@@ -250,9 +250,8 @@ class Study:
 
     def task_sizes(self, task: str) -> tuple[int | None, ...]:
         """Training sizes of a task; None is all of its rows."""
-        return tuple(
-            None if isinstance(size, str) or size is None else size for size in self.sizes_by_task.get(task, self.sizes)
-        )
+        sizes = self.sizes_by_task.get(task, self.sizes)
+        return tuple(None if isinstance(size, str) else size for size in sizes)
 
 
 # ---- files
@@ -294,15 +293,15 @@ def known_claims() -> dict[str, Claim]:
 
 def _completed(claim: Claim, known: Mapping[str, Claim], where: str) -> Claim:
     """A claim of a study with the text and the paper of the known claim of its id."""
-    complete = known.get(claim.id, claim)
-    if not (claim.text or complete.text):
+    published = known.get(claim.id, claim)
+    if not (claim.text or published.text):
         raise StudyError(f'{where}: claim "{claim.id}" has no text and is not a known one.{suggest(claim.id, known)}')
     return replace(
         claim,
-        text=claim.text or complete.text,
-        paper=claim.paper or complete.paper,
-        where=claim.where or complete.where,
-        untested=claim.untested or complete.untested,
+        text=claim.text or published.text,
+        paper=claim.paper or published.paper,
+        where=claim.where or published.where,
+        untested=claim.untested or published.untested,
     )
 
 
@@ -346,7 +345,7 @@ def _parsed(key: str, text: str, parse: Any) -> None:
 
 
 def _check(study: Study, where: str) -> None:
-    """What a single key cannot tell: names must be those of the study, rows as long as their table."""
+    """Check what concerns several keys: names must be those of the study, rows as long as their table."""
     _unique(where, "methods", [method.name for method in study.methods])
     _unique(where, "tasks", study.tasks)
     known = [method.name for method in study.methods]

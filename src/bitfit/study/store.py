@@ -78,10 +78,10 @@ def key_of(trial: Mapping[str, Any], data: str, base: str) -> str:
 
 @dataclass(frozen=True)
 class StoredPass:
-    """Where a storage has the checkpoints of a pass and, once it is finished, its results."""
+    """The folder of a storage that has the checkpoints of a pass and, once it is finished, its results."""
 
-    url: str
-    name: str
+    url: str  # of the storage
+    name: str  # of the folder
 
     def finished(self, results: Iterable[Result]) -> None:
         """Store the results of the pass. They are committed by the run, or by the next one."""
@@ -111,7 +111,7 @@ class Results:
         return self.folder / "passes" / study / slug(base) / name
 
     def stored_pass(self, folder: Path) -> StoredPass | None:
-        """Where a storage has a pass; None: there is no storage."""
+        """The folder of a pass in the storage; None, because these results have no storage."""
         return None
 
     def commit(self, folder: Path, results: Iterable[Result]) -> None:
@@ -134,7 +134,7 @@ class Results:
                 empty.rmdir()
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Write which trials belong to a study on a base, and how it was run; cells of earlier like runs stay in it."""
+        """Write the manifest of a study on a base; cells of earlier runs under the same conditions stay in it."""
         path = self.manifest_path(manifest)
         earlier = _load(path) if path.is_file() else None
         if isinstance(earlier, dict) and "runs" in earlier:

@@ -30,7 +30,7 @@ DEAD_SECONDS = 4 * BEAT_SECONDS  # without a sign of life, after which another r
 
 
 class StoredCheckpoints(Store):
-    """Checkpoints in a local folder and in the storage; those of the storage are there from the beginning."""
+    """Checkpoints in a local folder and in the storage; those that the storage has are fetched first."""
 
     def __init__(self, where: StoredPass, folder: Path, key: str, seconds: float) -> None:
         super().__init__(folder, key, seconds)
@@ -72,7 +72,7 @@ class StoredResults(Results):
         self.storage = storage
 
     def stored_pass(self, folder: Path) -> StoredPass | None:
-        """Where the storage has a pass."""
+        """The folder of a pass in the storage."""
         return StoredPass(self.storage.url, folder.relative_to(self.folder).as_posix())
 
     def commit(self, folder: Path, results: Iterable[Result]) -> None:
@@ -114,7 +114,7 @@ class StoredResults(Results):
         self.storage.upload(path, name)
 
     def _join_manifest(self, path: Path, name: str) -> None:
-        """Take over what the manifest of the storage says, which another machine may have written."""
+        """Join the local manifest with that of the storage, which another machine may have written."""
         if self.storage.read(name) is None:
             return
         local = load_manifest(path) if path.is_file() else None
