@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -63,10 +64,11 @@ def cluster(head, tmp_path):
     return head
 
 
-def add_node(cluster, folder: Path, cores: int = 1, **environment: str):
+def add_node(cluster, folder: Path, cores: int = 1, memory: int | None = None, **environment: str):
     """Add a node with a working folder and a cache of its own."""
     folder.mkdir()
-    return cluster.add_node(num_cpus=cores, env_vars={"BITFIT_CACHE": str(folder), **environment})
+    size = {} if memory is None else {"memory": memory}
+    return cluster.add_node(num_cpus=cores, env_vars={"BITFIT_CACHE": str(folder), **environment}, **size)
 
 
 def processes(title: str) -> list[int]:
@@ -303,6 +305,23 @@ def test_passes_are_placed_by_their_threads(head, tmp_path, capsys):
     assert run([*words, *ray_words, "--threads", "2"]) == 0
     assert list((tmp_path / "large").iterdir())
     assert not list((tmp_path / "small").iterdir())
+
+
+def test_passes_are_placed_by_their_memory(head, tmp_path, capsys):
+    """Two passes, which may run at once. The head has memory enough, but no cores."""
+    base = make_folder(tmp_path / "wide", "bert", intermediate_size=1 << 14)
+    data = write_tasks(tmp_path / "data", ("sst2",), rows=24)
+    words = study_words(base, data, tmp_path / "results", "--tasks", "sst2", "--epochs", "1")
+    ray_words = ["--engine", "ray", "--address", head.address]
+    add_node(head, tmp_path / "small", cores=2, memory=2_000_000)
+    assert run([*words, *ray_words]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(r"sst2: a pass needs about [1-9]\d* MB of memory, no node .* \(at most 2 MB\); use fewer", error)
+    add_node(head, tmp_path / "large", cores=1, memory=500_000_000)
+    assert run([*words, *ray_words]) == 0
+    assert list((tmp_path / "large").iterdir())
+    assert not list((tmp_path / "small").iterdir())
+    assert len(outcomes(tmp_path / "results")) == 2
 
 
 def test_a_node_with_another_version_is_refused_in_one_line(head, tmp_path, capsys):

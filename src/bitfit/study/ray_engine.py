@@ -83,7 +83,7 @@ class _Queue:
     def _submit(self) -> None:
         while self._next < len(self._works) and len(self._running) < self._most:
             work = self._works[self._next]
-            needs = {"num_cpus": _threads(self._ray, work), "memory": _memory(self._ray, work)}
+            needs = _needs(self._ray, work)
             shipment = None if self._shipping is None else self._shipping.shipment(work).plain()
             sent = replace(
                 work, folder=work.folder.resolve(), fingerprint=workspace(work.opening.base).base.fingerprint
@@ -163,23 +163,25 @@ def _on_this_node(ray: Any, actor: Any) -> Any:
     return actor.options(scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(here, soft=True))
 
 
-def _threads(ray: Any, work: Pass) -> int:
-    """The cores to reserve for a pass; refused if no node has so many, because it would wait for ever."""
-    wanted = work.threads or 1
-    most = _largest(ray, "CPU")
-    if wanted > most:
-        raise UsageError(f"--threads {wanted}: no node of the cluster has so many cores (at most {most:.0f})")
-    return wanted
+def _needs(ray: Any, work: Pass) -> dict[str, int]:
+    """The cores and the memory to reserve for a pass; refused if no node has them, because it would wait for ever."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    threads = work.threads or 1
+    cores = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
+    if threads > cores:
+        raise UsageError(f"--threads {threads}: no node of the cluster has so many cores (at most {cores:.0f})")
+    # Only nodes with the cores count: the head of a cluster often has memory, but no cores for passes.
+    memory = max(node.get("memory", 0.0) for node in nodes if node.get("CPU", 0.0) >= threads)
+    if work.memory > memory:
+        raise UsageError(
+            f"{work.opening.task}: a pass needs about {_megabytes(work.memory)} of memory, no node of the cluster has "
+            f"so much (at most {_megabytes(memory)}); use fewer --lanes or a smaller --batch"
+        )
+    return {"num_cpus": threads, "memory": int(work.memory)}
 
 
-def _memory(ray: Any, work: Pass) -> int:
-    """The memory to reserve for a pass; never more than the largest node has, where it would wait for ever."""
-    return int(min(work.memory, _largest(ray, "memory")))
-
-
-def _largest(ray: Any, resource: str) -> float:
-    """The most that a node has of a resource."""
-    return max((node["Resources"].get(resource, 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:,.0f} MB"
 
 
 def _perform(version: str, packed: bytes, shipment: dict[str, Any] | None, board: Any, number: int) -> list[Result]:
