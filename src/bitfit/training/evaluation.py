@@ -17,7 +17,7 @@ from ..model.rows import Rows
 from ..tasks.metrics import Score
 from .job import Job, Part
 
-LANE_TOKENS = 500  # tokens of each lane in a batch at least: a bank of many lanes must not compute in tiny batches
+LANE_TOKENS = 500  # tokens of a lane in a batch at least: when few lanes of a bank still run, batches must not be tiny
 
 
 def outputs(job: Job, bank: Bank, lanes: Sequence[int], rows: Rows) -> dict[int, Array]:

@@ -46,8 +46,8 @@ class GatePhase:
     """The result of training the gates of Diff-Pruning."""
 
     gate_steps: int
-    gated: int  # entries with a gate
-    open: int  # entries whose gate was open in the end
+    gated: int  # entries that could have been kept
+    open: int  # of those, how many had an open gate in the end
     kept: int  # entries that train on: those with the largest differences
 
     @property

@@ -286,7 +286,7 @@ class _Recipe:
     def _trained(self, best: Searched) -> Final | None:
         """The chosen trial trained on all examples, the mean over AVERAGED seeds if there are few; None if it diverges.
 
-        With a dev file the search has trained it on all examples already.
+        With a dev file the search has trained it on the whole training file already.
         """
         if self.last_split is not self.everything:
             return Final(self._bank_with(best, best.values), len(self.last_split.train), steps=best.steps)
