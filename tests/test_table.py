@@ -12,7 +12,7 @@ from bitfit.cli.main import run
 from bitfit.errors import DataError, UsageError
 from bitfit.prediction import table
 from bitfit.prediction.predictor import CHUNK
-from bitfit.prediction.table import Scorer, Scoring, score
+from bitfit.prediction.table import Input, Scorer, Scoring, score
 from support import delta_of, reviews
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -110,7 +110,7 @@ def test_an_unknown_task_and_a_text_that_fails_are_errors_of_their_rows(folder, 
         return real(requests)
 
     scorer._answer = fails
-    (unit,) = table._units({path: path.relative_to(folder)}, scorer.scoring, folder / "out")
+    (unit,) = table._units([Input(path, path.relative_to(folder))], scorer.scoring, folder / "out")
     assert scorer.score(unit).errors == 2
     with (folder / "out" / "in" / "b-00000.csv").open() as file:
         assert [row["error"] for row in csv.DictReader(file)] == ["", 'no task "nothing"', "cannot be read"]

@@ -1,10 +1,16 @@
-"""A folder that several machines reach: any path that fsspec knows, such as s3://bucket/folder or a network drive."""
+"""What several machines reach: any path that fsspec knows, such as s3://bucket/folder or a network drive.
+
+`Storage` is a folder to read and write; `matching`, `stamp`, `tail` and `fetch` only read.
+"""
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,75 +19,88 @@ from ..errors import UsageError, WriteError
 # An object appears in these stores when it is complete. Elsewhere a file is written under another name and renamed.
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "memory"}
 PART = ".part-"  # what begins the names of files that are not complete
+STAMPS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created")  # what drivers call a version
+URL = re.compile(r"(?!file:)([A-Za-z][A-Za-z0-9+.-]+):/+(?=[^/])")  # one letter is a drive of Windows
+
+
+class StorageError(WriteError, OSError):
+    """A storage that cannot be reached, read or written; an OSError for those who can go on without it."""
+
+
+def url_of(path: str) -> str | None:
+    """The URL that a path is; None for a path of this machine. pathlib makes s3:/bucket of s3://bucket."""
+    found = URL.match(path)
+    return None if found is None else f"{found[1]}://{path[found.end() :]}"
+
+
+# ---- a folder
 
 
 class Storage:
     """Files by name below one folder; names have slashes on every system."""
 
     def __init__(self, url: str) -> None:
-        from fsspec.core import url_to_fs  # torch and huggingface_hub bring it
-
-        try:
-            self._system, self._root = url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            raise UsageError(f"--storage {url}: {str(error).splitlines()[0]}") from error
+        self._system, self._root = _driver(url, "--storage ")
         protocols = self._system.protocol
-        self._protocols = {protocols} if isinstance(protocols, str) else set(protocols)
+        protocols = {protocols} if isinstance(protocols, str) else set(protocols)
+        self._whole = bool(protocols & OBJECT_STORES)
         self.url: str = self._system.unstrip_protocol(self._root)
-        try:
-            self._system.makedirs(self._root, exist_ok=True)
-        except OSError as error:
-            raise WriteError(f"--storage {url}: cannot be written ({error})") from error
+        with self._errors():
+            if self._whole:  # an error if the bucket is missing; drivers would create one with a mistyped name
+                self._system.find(self._path(PART))
+            else:
+                self._system.makedirs(self._root, exist_ok=True)
 
     def read(self, name: str) -> bytes | None:
         """The content of a file; None if there is no such file."""
-        try:
-            content: bytes = self._system.cat_file(self._path(name))
-            return content
-        except FileNotFoundError:
-            return None
+        with self._errors():
+            try:
+                content: bytes = self._system.cat_file(self._path(name))
+                return content
+            except FileNotFoundError:
+                return None
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file: other machines see all of it, or what was there before."""
-        with self._target(name) as path:
+        with self._errors(), self._target(name) as path:
             self._system.pipe_file(path, content)
 
     def upload(self, path: Path, name: str) -> None:
         """Copy a local file into the storage."""
-        with self._target(name) as target:
+        with self._errors(), self._target(name) as target:
             self._system.put_file(str(path), target)
 
     def download(self, name: str, path: Path) -> None:
         """Copy a file of the storage to a local path."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            self._system.get_file(self._path(name), str(temporary))
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with self._errors():
+            _copy(self._system, self._path(name), path)
 
     def names(self, folder: str) -> list[str]:
         """The names of all files in a folder and below it, sorted."""
-        self._system.invalidate_cache()  # other machines write there, too
-        try:
-            paths: list[str] = self._system.find(self._path(folder))
-        except FileNotFoundError:
-            return []
+        with self._errors():
+            self._system.invalidate_cache()  # other machines write there, too
+            try:
+                paths: list[str] = self._system.find(self._path(folder))
+            except FileNotFoundError:
+                return []
         start = len(self._root.rstrip("/")) + 1
         names = [path[start:] for path in paths]
         return sorted(name for name in names if not Path(name).name.startswith(PART))
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder with all its files; it may be gone already."""
-        with suppress(FileNotFoundError):
+        with self._errors(), suppress(FileNotFoundError):
+            self._system.invalidate_cache()  # else files that other machines wrote stay
             self._system.rm(self._path(name), recursive=True)
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"
 
     def _target(self, name: str) -> _Target:
-        return _Target(self._system, self._path(name), whole=bool(self._protocols & OBJECT_STORES))
+        return _Target(self._system, self._path(name), self._whole)
+
+    def _errors(self) -> Any:
+        return _driver_errors(f"--storage {self.url}")
 
 
 class _Target:
@@ -95,7 +114,8 @@ class _Target:
         self._written = path if whole else f"{folder}/{PART}{uuid.uuid4().hex[:12]}-{name}"
 
     def __enter__(self) -> str:
-        self._system.makedirs(self._folder, exist_ok=True)
+        if self._written != self._path:  # object stores have no folders
+            self._system.makedirs(self._folder, exist_ok=True)
         return self._written
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -109,3 +129,84 @@ class _Target:
     def _discard(self) -> None:
         with suppress(OSError):  # it was never made, or the storage is gone
             self._system.rm(self._written)
+
+
+# ---- files to read
+
+
+def matching(url: str) -> dict[str, str]:
+    """The files that a URL names: a file, those in a folder, or those that fit its * and ?.
+
+    URL of a file -> its path below the folder that all of them are in.
+    """
+    system, path = _driver(url)
+    with _driver_errors(url):
+        system.invalidate_cache()
+        if glob.has_magic(path):
+            found = system.glob(path, detail=True)
+        elif system.isfile(path):
+            found = {path: system.info(path)}
+        else:
+            found = {info["name"]: info for info in system.ls(path, detail=True)} if system.exists(path) else {}
+    parts = path.split("/")
+    fixed = next((number for number, part in enumerate(parts) if glob.has_magic(part)), -1)
+    files = sorted(name for name, info in found.items() if info["type"] == "file")
+    return {system.unstrip_protocol(name): "/".join(name.split("/")[fixed:]) for name in files}
+
+
+def stamp(url: str) -> list[int | str]:
+    """What changes when the file changes: its size, and its version or time."""
+    system, path = _driver(url)
+    with _driver_errors(url):
+        info = system.info(path)
+    return [info["size"], *(str(info[name]) for name in STAMPS if name in info)][:2]
+
+
+def tail(url: str, count: int) -> bytes:
+    """The last bytes of a file; all of a shorter one."""
+    system, path = _driver(url)
+    with _driver_errors(url):
+        count = min(count, system.info(path)["size"])
+        content: bytes = system.cat_file(path, start=-count) if count else b""
+    return content
+
+
+def fetch(url: str, path: Path) -> None:
+    """Copy a file to a local path."""
+    system, source = _driver(url)
+    with _driver_errors(url):
+        _copy(system, source, path)
+
+
+def _copy(system: Any, source: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:12]}.part")
+    try:
+        system.get_file(source, str(temporary))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _driver(url: str, option: str = "") -> tuple[Any, str]:
+    """The file system behind a URL, and the path in it."""
+    from fsspec.core import url_to_fs  # torch and huggingface_hub bring it
+
+    try:
+        system, path = url_to_fs(url)
+        return system, path
+    except (ImportError, ValueError) as error:  # they say what to install, or which kinds of URL there are
+        raise UsageError(f"{option}{url}: {_first_line(error)}") from error
+
+
+@contextmanager
+def _driver_errors(what: str) -> Iterator[None]:
+    """Make one kind of error of those of the drivers, which have classes of their own, such as botocore's."""
+    try:
+        yield
+    except Exception as error:
+        raise StorageError(f"{what}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

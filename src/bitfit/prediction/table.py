@@ -3,13 +3,19 @@
 A part holds PART_ROWS rows of one input file in their order, with the input's columns, the answer and a column `error`,
 which says why a row has no answer. A Parquet file is scored part by part, any other file as a whole, since its rows
 cannot be found without reading those before them.
+
+An input behind a URL (s3://...) is copied into the folder of the parts while its rows are answered; all workers see it
+there. The copy is removed even if a worker is killed.
 """
 
 from __future__ import annotations
 
 import glob
 import hashlib
+import io
 import json
+import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -17,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__, files
-from ..data import loading
+from ..data import loading, storage
 from ..data.columns import Sample
 from ..data.examples import Columns
 from ..data.formats import ENDINGS, Broken, Row, existing, rows
@@ -32,6 +38,7 @@ from .predictor import CHUNK, MixedPredictor, Predictor, columns_of
 PART_ROWS = 8 * CHUNK  # whole chunks, so that a part is computed in the batches of `predict`
 ERROR = "error"
 MANIFEST = "scoring.json"
+COPIES = ".inputs"  # the folder of the copies of inputs behind URLs
 
 
 @dataclass(frozen=True)
@@ -69,10 +76,36 @@ class Scoring:
 
 
 @dataclass(frozen=True)
+class Input:
+    """A file of rows."""
+
+    file: Path
+    below: Path  # its path below the folder that all inputs are in
+    url: str | None = None  # what `file` is a copy of; None: `file` is the input itself
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self.url or str(self.file)
+
+    def fetch(self) -> None:
+        """Make the copy, if it is needed and is not there."""
+        if self.url is not None and not self.file.is_file():
+            storage.fetch(self.url, self.file)
+
+    def stamp(self) -> list[int | str]:
+        """What changes when the file changes."""
+        if self.url is not None:
+            return storage.stamp(self.url)
+        status = self.file.stat()
+        return [status.st_size, status.st_mtime_ns]
+
+
+@dataclass(frozen=True)
 class Unit:
     """What one worker does at a time: a part of a Parquet file, or a whole file of another format."""
 
-    file: Path
+    input: Input
     target: Path  # the parts are target-00000.ending and so on
     part: int | None  # None: all parts
 
@@ -130,14 +163,23 @@ def score(
     Parts that exist are kept, if the deltas, the inputs and the options are those of before; `force` starts again.
     `watch` is told how many units are done, and of how many.
     """
-    inputs = _inputs(pattern)
+    url = storage.url_of(str(out))
+    if url is not None:
+        raise UsageError(f"--out {url}: parts are written to a folder that all workers see; name one")
+    inputs = _inputs(pattern, out)
     units = list(_units(inputs, scoring, out))
     _claim(scoring, inputs, out, force)
     summary = Summary()
     watch(0, len(units))
-    for done, found in enumerate((engine or local)(scoring, units), 1):
-        summary.add(found)
-        watch(done, len(units))
+    copies = _Copies(units, out)
+    copies.remove()  # those of a scoring that was killed may be of older inputs
+    try:
+        for done, found in enumerate((engine or local)(scoring, units), 1):
+            summary.add(found)
+            copies.done(found)
+            watch(done, len(units))
+    finally:
+        copies.remove()
     for left in out.rglob(".*.tmp"):  # of workers that were killed while they wrote
         left.unlink(missing_ok=True)
     return summary
@@ -153,11 +195,33 @@ def local(scoring: Scoring, units: Sequence[Unit]) -> Iterator[Scored]:
 # ---- the inputs and the folder of the parts
 
 
-def _inputs(pattern: str) -> dict[Path, Path]:
-    """Input file -> its path below the folder that all of them are in."""
+class _Copies:
+    """The copies of inputs behind URLs: each is removed when the last of its units is done."""
+
+    def __init__(self, units: Sequence[Unit], out: Path) -> None:
+        self._folder = out / COPIES
+        self._files = {unit.input.name: unit.input.file for unit in units if unit.input.url is not None}
+        self._units = Counter(unit.input.name for unit in units)
+
+    def done(self, scored: Scored) -> None:
+        """Take note of a unit that is done."""
+        self._units[scored.file] -= 1
+        if scored.file in self._files and not self._units[scored.file]:
+            self._files[scored.file].unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Remove all copies."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _inputs(pattern: str, out: Path) -> list[Input]:
+    """The files that a pattern, a path or a URL names."""
+    url = storage.url_of(pattern)
+    if url is not None:
+        return _remote_inputs(url, out)
     if Path(pattern).is_file() or not is_table(pattern):
         file = existing(Path(pattern))
-        return {file: Path(file.name)}
+        return [Input(file, Path(file.name))]
     if Path(pattern).is_dir():
         root, rest = Path(pattern), "*"
     else:
@@ -169,42 +233,61 @@ def _inputs(pattern: str) -> dict[Path, Path]:
         found = [path for path in found if extension(path) in ENDINGS]
     if not found:
         raise DataError(f"{pattern}: no such files")
-    return {path: path.relative_to(root) for path in found}
+    return [Input(path, path.relative_to(root)) for path in found]
 
 
-def _units(inputs: Mapping[Path, Path], scoring: Scoring, out: Path) -> Iterator[Unit]:
-    targets: dict[Path, Path] = {}
-    for file, below in inputs.items():
-        name = below.name.removesuffix(".gz")
-        target = out / below.with_name(Path(name).stem)
+def _remote_inputs(url: str, out: Path) -> list[Input]:
+    found = []
+    for name, below in storage.matching(url).items():
+        if glob.has_magic(url) or extension(Path(below)) in ENDINGS:
+            found.append(Input(out / COPIES / below, Path(below), name))
+    if not found:
+        raise DataError(f"{url}: no such files")
+    return found
+
+
+def _units(inputs: Iterable[Input], scoring: Scoring, out: Path) -> Iterator[Unit]:
+    targets: dict[Path, str] = {}
+    for each in inputs:
+        name = each.below.name.removesuffix(".gz")
+        target = out / each.below.with_name(Path(name).stem)
         if target in targets:
-            raise UsageError(f"{targets[target]} and {file} would be written to the same parts; rename one of them")
-        targets[target] = file
-        if extension(file) != ".parquet" or file.suffix == ".gz":
-            yield Unit(file, target, None)
+            raise UsageError(f"{targets[target]} and {each.name} would be written to the same parts; rename one")
+        targets[target] = each.name
+        if extension(each.file) != ".parquet" or each.file.suffix == ".gz":
+            yield Unit(each, target, None)
             continue
-        for part in range(-(-_parquet_rows(file) // scoring.part_rows)):
-            yield Unit(file, target, part)
+        for part in range(-(-_parquet_rows(each) // scoring.part_rows)):
+            yield Unit(each, target, part)
 
 
-def _parquet_rows(file: Path) -> int:
+def _parquet_rows(each: Input) -> int:
     """How many rows a Parquet file says it has; 1 if it is not readable, so that a worker tells why."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise DataError(f'{file} needs pyarrow: pip install "bitfit[parquet]"') from error
+        raise DataError(f'{each.name} needs pyarrow: pip install "bitfit[parquet]"') from error
+    source = each.file if each.url is None else io.BytesIO(_footer(each.url))
     try:
-        return int(pyarrow.parquet.ParquetFile(file).metadata.num_rows)
+        return int(pyarrow.parquet.read_metadata(source).num_rows)
     except (pyarrow.ArrowException, OSError):
         return 1
 
 
-def _claim(scoring: Scoring, inputs: Mapping[Path, Path], out: Path, force: bool) -> None:
+def _footer(url: str) -> bytes:
+    """The end of a Parquet file, which has its metadata; if it is none, no more than a few bytes."""
+    end = storage.tail(url, 8)
+    if not end.endswith(b"PAR1"):
+        return end
+    return storage.tail(url, int.from_bytes(end[:4], "little") + len(end))
+
+
+def _claim(scoring: Scoring, inputs: Iterable[Input], out: Path, force: bool) -> None:
     """Make the folder ready for the parts of this scoring; refuse one that holds others."""
     manifest = out / MANIFEST
     key = _key(scoring)
-    stamps = {str(below): _stamp(file) for file, below in inputs.items()}
+    stamps = {str(each.below): each.stamp() for each in inputs}
     if out.is_dir() and any(out.iterdir()) and not manifest.is_file():
         raise UsageError(f"{out}: is not empty and not the folder of an earlier scoring; name another with --out")
     before = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {"key": None, "files": {}}
@@ -240,11 +323,6 @@ def _delta_files(scoring: Scoring) -> list[Path]:
     if not found[0].is_file():
         raise DeltaError(f"{path}: no such delta file")
     return found
-
-
-def _stamp(file: Path) -> list[int]:
-    status = file.stat()
-    return [status.st_size, status.st_mtime_ns]
 
 
 # ---- the work
@@ -315,13 +393,14 @@ class Scorer:
 
     def score(self, unit: Unit) -> Scored:
         """Answer the rows of a unit and write its parts; those that exist are kept."""
-        ending = self.scoring.ending(unit.file)
-        scored = Scored(str(unit.file))
+        ending = self.scoring.ending(unit.input.file)
+        scored = Scored(unit.input.name)
         if unit.part is not None and unit.path(unit.part, ending).is_file():
             return replace(scored, kept=1)
         try:
+            unit.input.fetch()
             source = _read(unit, self.scoring)
-            table = _Table(self, Sample.of(DataFile(unit.file, self.scoring.encoding, tolerant=True)))
+            table = _Table(self, Sample.of(_data_file(unit, self.scoring)))
             part = unit.part or 0
             while chunk := list(islice(source, self.scoring.part_rows)):
                 scored = self._score_part(table, unit.path(part, ending), chunk, scored)
@@ -357,17 +436,21 @@ class Scorer:
 def _read(unit: Unit, scoring: Scoring) -> Iterator[Row]:
     """The rows of a unit."""
     if unit.part is None:
-        return rows(DataFile(unit.file, scoring.encoding, tolerant=True))
-    return _parquet_part(unit.file, unit.part * scoring.part_rows, scoring.part_rows)
+        return rows(_data_file(unit, scoring))
+    return _parquet_part(unit.input, unit.part * scoring.part_rows, scoring.part_rows)
 
 
-def _parquet_part(file: Path, start: int, count: int) -> Iterator[Row]:
+def _data_file(unit: Unit, scoring: Scoring) -> DataFile:
+    return DataFile(unit.input.file, scoring.encoding, tolerant=True, shown=unit.input.url)
+
+
+def _parquet_part(each: Input, start: int, count: int) -> Iterator[Row]:
     """Some rows of a Parquet file; only the row groups that hold them are read."""
     import pyarrow
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.ParquetFile(file)
+        table = pyarrow.parquet.ParquetFile(each.file)
         groups, first = _row_groups(table, start, start + count)
         for batch in table.iter_batches(batch_size=CHUNK, row_groups=groups):
             # Of a batch that begins before the part, or ends behind it, only the rows in between.
@@ -377,7 +460,7 @@ def _parquet_part(file: Path, start: int, count: int) -> Iterator[Row]:
                 yield from (Row(line, row) for line, row in enumerate(values, first + begin + 1))
             first += len(batch)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{file} is not a readable Parquet file: {error}.") from error
+        raise DataError(f"{each.name} is not a readable Parquet file: {error}.") from error
 
 
 def _row_groups(table: Any, start: int, end: int) -> tuple[list[int], int]:
@@ -442,7 +525,7 @@ class _Table:
         kinds = {str: pyarrow.string(), float: pyarrow.float64(), int: pyarrow.int64(), bool: pyarrow.bool_()}
         given: dict[str, Any] = {}
         if extension(self.sample.path) == ".parquet":
-            schema = pyarrow.parquet.read_schema(str(self.sample.path))
+            schema = pyarrow.parquet.read_schema(self.sample.path)
             given = {name: schema.field(name).type for name in schema.names}
         elif extension(self.sample.path) in (".csv", ".tsv"):
             given = dict.fromkeys(self.names, pyarrow.string())
