@@ -99,10 +99,10 @@ class Base:
         """SHA-256 over names, shapes and float32 values of the file, and over the tokenizer; alike for every dtype."""
         if self.known_fingerprint is not None:
             return self.known_fingerprint
-        digest = Digest(self.missing)
+        digest = Digest(self.missing, self.tokenizer)
         for name, parameter in sorted(self.encoder.named_parameters()):
             digest.add(name, parameter)
-        return digest.end(self.tokenizer)
+        return digest.end()
 
     @cached_property
     def has_own_head(self) -> bool:
@@ -143,8 +143,10 @@ class Base:
 class Digest:
     """A fingerprint in the making: parameters are added in the order of their names."""
 
-    def __init__(self, missing: Collection[str]) -> None:
+    def __init__(self, missing: Collection[str], tokenizer: Any) -> None:
         self._missing = missing
+        # Made here, before the weights are in memory: its parsed form takes several megabytes for a moment.
+        self._tokenizer = tokenizer_text(tokenizer).encode()
         self._state = hashlib.sha256()
 
     def add(self, name: str, parameter: Tensor) -> None:
@@ -161,9 +163,9 @@ class Digest:
     def _add_values(self, values: Tensor) -> None:
         self._state.update(wide(values).cpu().contiguous().numpy().data)
 
-    def end(self, tokenizer: Any) -> str:
+    def end(self) -> str:
         """The fingerprint, with the tokenizer as its last part."""
-        self._state.update(tokenizer_text(tokenizer).encode())
+        self._state.update(self._tokenizer)
         return self._state.hexdigest()
 
 
@@ -214,7 +216,7 @@ def _stored_as(base: Base, dtype: str) -> Base:
     Chunk by chunk, so that little is in memory in both forms. The fingerprint is that of the file's values.
     """
     large = large_matrices(base.encoder, base.missing) if dtype != FULL else {}
-    digest = Digest(base.missing)
+    digest = Digest(base.missing, base.tokenizer)
     for name in sorted(name for name, _ in base.encoder.named_parameters()):
         parameter = base.encoder.get_parameter(name)
         see = digest.begin(name, parameter)
@@ -222,7 +224,7 @@ def _stored_as(base: Base, dtype: str) -> Base:
             store_half(large[name], dtype, see)
         else:
             store_full(parameter, see)
-    return replace(base, dtype=dtype, known_fingerprint=digest.end(base.tokenizer))
+    return replace(base, dtype=dtype, known_fingerprint=digest.end())
 
 
 def locate(spec: str | os.PathLike[str] | None) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from ..errors import UsageError, suggest
 from .dtypes import DTYPES
 
 HALF = (torch.bfloat16, torch.float16)
-CHUNK = 1 << 19  # numbers that are cast at once: 2 MB in float32
+CHUNK = 1 << 17  # numbers that are cast at once: 0.5 MB in float32
 See = Callable[[Tensor], None]
 """Is shown the values of a parameter, chunk by chunk."""
 
