@@ -8,18 +8,20 @@ thread of an AMD EPYC with AVX-512, 384 inputs and 1,536 outputs, GFLOP/s (LOG.m
     blocked   104   107   111   105
 
 The outputs of a row are the same bits with any number of other rows, as before. The price is a copy of each matrix for
-the forward, and one for the backward: above MOST_BYTES the usual layout is used. oneDNN is used only on CPUs with
-AVX-512; others were not measured.
+the forward, and one for the backward: above MOST_BYTES the usual layout is used. oneDNN also keeps a kernel of about
+0.6 MB for each number of rows: KERNELS limits them. It is used only on CPUs with AVX-512; others were not measured.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
+KERNELS = 128  # that oneDNN keeps; its default of 1,024 costs up to 600 MB and saves no time that could be measured
 MOST_BYTES = 1 << 30  # of all copies: MiniLM-L6 takes 85 MB, BERT-base 680 MB, BERT-large would take 2.4 GB
 
 
@@ -80,8 +82,10 @@ class BlockedMatrices:
 @lru_cache(maxsize=1)
 def has_fast_products() -> bool:
     """Whether this CPU and this build of torch have oneDNN's products for AVX-512."""
-    if not torch.backends.mkldnn.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not available or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS))  # oneDNN reads it at its first product
     operators = torch.ops.mkldnn  # not public: torch's own compiler uses them
     return hasattr(operators, "_linear_pointwise") and hasattr(operators, "_reorder_linear_weight")
 
