@@ -285,7 +285,7 @@ def written(folder):
 
 
 @remote
-@pytest.mark.parametrize("pattern", ["a/*.parquet", "*/*.parquet", "**/*.parquet", "*.csv"])
+@pytest.mark.parametrize("pattern", ["a/", "a/*.parquet", "*/*.parquet", "**/*.parquet", "*.csv"])
 def test_files_of_a_storage_are_answered_as_those_of_a_folder(table, url, pattern, tmp_path, capsys):
     assert run([*table, "--file", f"{url}/{pattern}", "--out", str(tmp_path / "far")]) == 0
     assert run([*table, "--file", str(tmp_path / "in" / pattern), "--out", str(tmp_path / "near")]) == 0

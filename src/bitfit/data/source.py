@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .storage import url_of
+
 StrPath = str | os.PathLike[str]
 
 
@@ -86,5 +88,5 @@ def extension(source: Path | RowSource) -> str:
 
 
 def is_table(path: str) -> bool:
-    """Whether a path names several files: a folder, or a pattern such as rows/*.parquet."""
-    return Path(path).is_dir() or (glob.has_magic(path) and not Path(path).exists())
+    """Whether a path names several files: a folder, a URL, or a pattern such as rows/*.parquet."""
+    return url_of(path) is not None or Path(path).is_dir() or (glob.has_magic(path) and not Path(path).exists())
