@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -52,6 +53,7 @@ def pairs(folders):
 def usual_products(monkeypatch):
     """Both sides multiply in the same way: a float32 base may else use other products, which round otherwise."""
     monkeypatch.setattr(blocked, "has_fast_products", lambda: False)
+    monkeypatch.setattr(blocked, "_BY_ENCODER", WeakKeyDictionary())  # what earlier tests have made
 
 
 def gradients(base, text, lanes=2, stock=False):

@@ -3,7 +3,8 @@
 The stock path works for every transformers model. A lane's rows pass through the stock model while the lane's tensors
 replace the base's: whole tensors directly, single entries by a copy of the tensor. So a lane equals the stock model
 bit for bit, rows of different lanes share no sum, and the base's weights exist once. For the BERT family `packed`
-computes the same outputs from the same buffers, faster.
+computes the same outputs from the same buffers, faster; `blocked` may copy the base's matrices for it, once for all
+banks.
 
 Values and gradients are lane-major [K, P]: row k is lane k, trained entries first, then constants that differ from the
 base (a frozen random head, re-initialised entries).

@@ -7,9 +7,12 @@ thread of an AMD EPYC with AVX-512, 384 inputs and 1,536 outputs, GFLOP/s (LOG.m
     usual      75    92    95    91
     blocked   104   107   111   105
 
-The outputs of a row are the same bits with any number of other rows, as before. The price is a copy of each matrix for
-the forward, and one for the backward: above MOST_BYTES the usual layout is used. oneDNN also keeps a kernel of about
-0.6 MB for each number of rows: KERNELS limits them. It is used only on CPUs with AVX-512; others were not measured.
+The price is a copy of each matrix for the forward, and one for the backward: above MOST_BYTES the usual layout is used.
+All banks on a base share the copies. oneDNN also keeps a kernel of about 0.6 MB for each number of rows: KERNELS limits
+them. It is used only on CPUs with AVX-512; others were not measured.
+
+A row's outputs were the same bits among 2 to 2,000 rows, with 1, 2 and 4 threads; in the usual layout, among 4 to
+2,000. oneDNN does not promise it: with many threads it may split a long sum, depending on the number of rows.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 KERNELS = 128  # that oneDNN keeps; its default of 1,024 costs up to 600 MB and saves no time that could be measured
 MOST_BYTES = 1 << 30  # of all copies: MiniLM-L6 takes 85 MB, BERT-base 680 MB, BERT-large would take 2.4 GB
@@ -30,12 +34,11 @@ class Blocked:
 
     def __init__(self, matrices: Sequence[Tensor]) -> None:
         self._matrices = matrices
-        self._versions = _versions(matrices)
+        self._state = _state(matrices)
 
-    @property
-    def is_current(self) -> bool:
-        """Whether no matrix was changed in place since."""
-        return self._versions == _versions(self._matrices)
+    def is_of(self, matrices: Sequence[Tensor]) -> bool:
+        """Whether these are the same matrices, unchanged. A change through `.data` goes unnoticed."""
+        return self._state == _state(matrices)
 
     def outputs(self, x: Tensor, bias: Tensor) -> Tensor:
         """The outputs for rows `x`, with a bias of all rows, [outputs], or of each row, [rows, outputs]."""
@@ -55,28 +58,33 @@ class Blocked:
 
 
 class BlockedMatrices:
-    """The blocked copies of a base's matrices, each made when it is first used."""
+    """The blocked copies of an encoder's matrices, each made when it is first used."""
 
-    def __init__(self, matrices: Mapping[str, Tensor]) -> None:
-        self._matrices = matrices
-        total = sum(matrix.nbytes for matrix in matrices.values())
-        usable = all(matrix.device.type == "cpu" and matrix.dtype == torch.float32 for matrix in matrices.values())
-        self._usable = usable and 2 * total <= MOST_BYTES and has_fast_products()
+    def __init__(self, matrices: Sequence[Tensor]) -> None:
+        total = sum(matrix.nbytes for matrix in matrices)
+        usable = all(matrix.device.type == "cpu" and matrix.dtype == torch.float32 for matrix in matrices)
+        self.usable = usable and 2 * total <= MOST_BYTES and has_fast_products()
         self._made: dict[tuple[str, ...], Blocked] = {}
 
-    def get(self, names: Sequence[str], matrices: Sequence[object]) -> Blocked | None:
-        """The blocked copy of these matrices; None if one of them is not the base's, or copies are not used."""
-        if not self._usable:
+    def get(self, names: Sequence[str], matrices: Sequence[Tensor]) -> Blocked | None:
+        """The blocked copy of these matrices of the encoder; None if copies are not used."""
+        if not self.usable:
             return None
-        originals = [self._matrices[name] for name in names]
-        for matrix, original in zip(matrices, originals, strict=True):
-            if matrix is not original:
-                return None
         key = tuple(names)
         blocked = self._made.get(key)
-        if blocked is None or not blocked.is_current:
-            blocked = self._made[key] = Blocked(originals)
+        if blocked is None or not blocked.is_of(matrices):
+            blocked = self._made[key] = Blocked(matrices)
         return blocked
+
+
+_BY_ENCODER: WeakKeyDictionary[nn.Module, BlockedMatrices] = WeakKeyDictionary()
+
+
+def blocked_matrices(encoder: nn.Module, matrices: Mapping[str, Tensor]) -> BlockedMatrices:
+    """The blocked copies of an encoder's matrices, which all banks on it share."""
+    if encoder not in _BY_ENCODER:
+        _BY_ENCODER[encoder] = BlockedMatrices(list(matrices.values()))
+    return _BY_ENCODER[encoder]
 
 
 @lru_cache(maxsize=1)
@@ -102,5 +110,6 @@ def _product(x: Tensor, matrix: Tensor, added: Tensor | None) -> Tensor:
     return linear.default(x, matrix, added, "none", [], "")  # type: ignore[no-any-return]
 
 
-def _versions(matrices: Sequence[Tensor]) -> list[int]:
-    return [matrix._version for matrix in matrices]
+def _state(matrices: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Where each matrix lies, and how often it was changed in place; an inference tensor does not count changes."""
+    return [(matrix.data_ptr(), -1 if matrix.is_inference() else matrix._version) for matrix in matrices]

@@ -27,7 +27,7 @@ from ..model.precision import wide
 from ..model.rows import Rows
 from ..model.task_model import Model
 from .additions import Addition, Grafted, GraftGroup, LaneRows
-from .blocked import BlockedMatrices
+from .blocked import Blocked, blocked_matrices
 from .dropout import Draws, Keyed, drop, token_keys
 from .layer import Attention, Layer, Linear, Matrix, Norm
 from .layout import Group, Layout, Segments, running
@@ -141,7 +141,8 @@ class Packed:
         self.originals = {name: model.stored(name).detach() for name in self.inner}
         terms = {name: term for (term, _), name in self.names.items()}
         self.products = frozenset(name for name, term in terms.items() if term.startswith("W_"))
-        self.blocked = BlockedMatrices({name: self.originals[name] for name in self.products})
+        matrices = {name: self.originals[name] for name in self.products}
+        self.blocked = blocked_matrices(model.base.encoder, matrices)
         self.look_ups = frozenset(name for name, term in terms.items() if term in ("words", "types", "positions"))
 
     def takes_grafts(self, names: Iterable[str]) -> bool:
@@ -433,7 +434,15 @@ class _Pass:
         additions: list[Addition] = [*on_inputs]
         if patches:
             additions.append(Patches(patches))
-        return Linear(matrices, biases, segments, additions, on_outputs, self.packed.blocked.get(names, matrices))
+        return Linear(matrices, biases, segments, additions, on_outputs, self._blocked(names, matrices))
+
+    def _blocked(self, names: Sequence[str], matrices: Sequence[Matrix]) -> Blocked | None:
+        """The blocked copies of matrices; None if one of them is not the base's."""
+        originals = [self.packed.originals[name] for name in names]
+        for matrix, original in zip(matrices, originals, strict=True):
+            if matrix is not original:
+                return None
+        return self.packed.blocked.get(names, originals)
 
     def _norm(self, module: str, layer: int | None, segments: Segments) -> Norm:
         gamma = self.tensors.vector(self.packed.names[f"g_{module}", layer])

@@ -35,7 +35,7 @@ class TrainScore:
 
 @dataclass(frozen=True)
 class Freezing:
-    """From this step on the first `frozen_layers` layers no longer train."""
+    """After this step the first `frozen_layers` layers no longer train."""
 
     step: int
     frozen_layers: int
