@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ..model.anatomy import Anatomy, anatomy
+from ..model.architectures import architecture
 from ..model.language import parse_init, select
 from ..model.selection import Selection
 from ..training.plan import MASK
@@ -28,6 +29,7 @@ SMALL_BASE = "bert-tiny"  # the smallest base of results/evidence.sh, a folder i
 SPEED_FILES = 200  # results that the measured speed is taken from, at most
 GATE_NUMBERS = 14  # per entry with a gate: value, start, difference, logit, gate, gradients, moments, temporaries
 GATE_WORK = 800.0  # per entry with a gate and step, in operations of a matrix product that take as long
+KERNEL_BYTES = 0.6e6  # of one of oneDNN's kernels (bank/blocked.py)
 PRODUCTS = 0.5  # share of the speed of a matrix product that a training step reaches
 
 # Rows for training and evaluation, and mean tokens of a row, of the full data sets.
@@ -196,13 +198,16 @@ def _layer_parameters(job: Job) -> int:
 def memory(job: Job, group: Sequence[Resolved]) -> float:
     """The approximate memory of a pass: base, copies of its matrices, five numbers per trained entry, activations.
 
-    Gates are trained before, for one trial at a time.
+    Only the packed path copies matrices, and has kernels of oneDNN for the copies. Gates are trained before, for one
+    trial at a time.
     """
-    from ..bank.blocked import MOST_BYTES
+    from ..bank.blocked import KERNELS, MOST_BYTES
 
     base, rows = job.base, job.train.rows
     matrices = sum(math.prod(site.shape) for site in base.anatomy.sites if site.layer is not None)
-    copies = 2 * matrices if 4 * 2 * matrices <= MOST_BYTES else 0  # a worker's CPU may need them
+    copies = 4.0 * 2 * matrices
+    copied = architecture(base.config.model_type).packed is not None and copies <= MOST_BYTES
+    copied_bytes = copies + KERNELS * KERNEL_BYTES if copied else 0.0  # a worker's CPU may need them
     trained = sum(resolved.resolution.selection.count for resolved in group)
     numbers = 5 * trained
     for resolved in group:
@@ -212,7 +217,7 @@ def memory(job: Job, group: Sequence[Resolved]) -> float:
     tokens = len(group) * group[0].trial.batch * len(rows.ids) / max(1, len(rows))
     inner = int(getattr(base.config, "intermediate_size", 4 * base.width))
     activations = tokens * base.anatomy.layers * (12 * base.width + 3 * inner)
-    return 4.0 * (base.anatomy.total + copies + numbers + activations)
+    return 4.0 * (base.anatomy.total + numbers + activations) + copied_bytes
 
 
 def speed(results: Results) -> float:

@@ -44,8 +44,17 @@ def ray_engine(
     shipping = None
     if address is not None or storage is not None:
         shipping = Shipping(ray, storage)
+    began = False
 
     def engine(works: Sequence[Pass], progress: Progress) -> Iterator[tuple[Pass, list[Result]]]:
+        nonlocal began
+        try:
+            _check_needs(ray, works)
+        except UsageError as error:
+            if not began:
+                raise
+            say(f"{error}; the study waits for such a node")  # it may be away for a minute
+        began = began or len(works) > 0
         most = workers if address is not None else None  # a local Ray has as many cores as it may use
         yield from _Queue(ray, shipping, works, most or len(works), say).run(progress)
 
@@ -83,12 +92,11 @@ class _Queue:
     def _submit(self) -> None:
         while self._next < len(self._works) and len(self._running) < self._most:
             work = self._works[self._next]
-            needs = _needs(self._ray, work)
             shipment = None if self._shipping is None else self._shipping.shipment(work).plain()
             sent = replace(
                 work, folder=work.folder.resolve(), fingerprint=workspace(work.opening.base).base.fingerprint
             )
-            task = self._task.options(**needs)
+            task = self._task.options(num_cpus=_threads(work), memory=int(work.memory))
             # Pickled here: a node with another version checks the version before it unpickles anything of ours.
             reference = task.remote(__version__, pickle.dumps(sent), shipment, self._board, self._next)
             self._running[reference] = self._next
@@ -163,21 +171,26 @@ def _on_this_node(ray: Any, actor: Any) -> Any:
     return actor.options(scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(here, soft=True))
 
 
-def _needs(ray: Any, work: Pass) -> dict[str, int]:
-    """The cores and the memory to reserve for a pass; refused if no node has them, because it would wait for ever."""
+def _check_needs(ray: Any, works: Sequence[Pass]) -> None:
+    """Refuse passes for which no node has the cores or the memory, because they would wait for ever."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    threads = work.threads or 1
     cores = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
-    if threads > cores:
-        raise UsageError(f"--threads {threads}: no node of the cluster has so many cores (at most {cores:.0f})")
-    # Only nodes with the cores count: the head of a cluster often has memory, but no cores for passes.
-    memory = max(node.get("memory", 0.0) for node in nodes if node.get("CPU", 0.0) >= threads)
-    if work.memory > memory:
-        raise UsageError(
-            f"{work.opening.task}: a pass needs about {_megabytes(work.memory)} of memory, no node of the cluster has "
-            f"so much (at most {_megabytes(memory)}); use fewer --lanes or a smaller --batch"
-        )
-    return {"num_cpus": threads, "memory": int(work.memory)}
+    for work in works:
+        threads = _threads(work)
+        if threads > cores:
+            raise UsageError(f"--threads {threads}: no node of the cluster has so many cores (at most {cores:.0f})")
+        # Only nodes with the cores count: the head of a cluster often has memory, but no cores for passes.
+        memory = max(node.get("memory", 0.0) for node in nodes if node.get("CPU", 0.0) >= threads)
+        if work.memory > memory:
+            raise UsageError(
+                f"{work.opening.task}: a pass needs about {_megabytes(work.memory)} of memory, no node of the cluster "
+                f"has so much (at most {_megabytes(memory)}); use fewer --lanes or a smaller --batch"
+            )
+
+
+def _threads(work: Pass) -> int:
+    """The cores that a pass reserves."""
+    return work.threads or 1
 
 
 def _megabytes(count: float) -> str:
