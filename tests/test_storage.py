@@ -7,14 +7,18 @@ import shutil
 import sys
 import time
 import uuid
+from types import SimpleNamespace
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from bitfit.cli.main import run
-from bitfit.data.storage import Storage, url_of
-from bitfit.errors import Interrupted, UsageError
-from bitfit.study import passes, runner
+from bitfit.data.storage import Storage, matching, shown, stamp, url_of
+from bitfit.errors import DataError, Interrupted, UsageError
+from bitfit.prediction.table import Scorer, Scoring, score
+from bitfit.study import forecast, passes, ray_engine, runner
 from bitfit.study.grid import Settings
 from bitfit.study.runner import Campaign
 from bitfit.study.shipping import base_here, data_here, storing_inputs
@@ -175,6 +179,94 @@ def test_a_url_is_told_from_a_path(path, url):
     assert url_of(path) == url
 
 
+def test_a_path_that_exists_is_no_url(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ab:").mkdir()
+    (tmp_path / "ab:" / "x").touch()
+    assert url_of("ab:/x") is None
+    assert url_of("ab:/y") == "ab://y"
+    assert url_of("s3://bucket/" + 300 * "y") is not None
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    """The URL of a folder on a server, whose driver forgets the user and the host, as that of sftp does."""
+
+    class Server(LocalFileSystem):
+        protocol = ("host",)
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return "/" + path.partition("://")[2].partition("/")[2].rstrip("/") if "://" in path else path
+
+    monkeypatch.setitem(_registry, "host", Server)
+    (tmp_path / "rows" / "b").mkdir(parents=True)
+    for name in ("a.csv", "b/c.csv"):
+        (tmp_path / "rows" / name).write_text("text\ngood\n")
+    return f"host://me:secret@there{tmp_path}"
+
+
+@pytest.mark.parametrize(
+    "pattern, files",
+    [
+        ("rows/a.csv", {"rows/a.csv": "a.csv"}),
+        ("rows", {"rows/a.csv": "a.csv"}),
+        ("rows/", {"rows/a.csv": "a.csv"}),
+        ("*/*.csv", {"rows/a.csv": "rows/a.csv"}),
+        ("rows/**/*.csv", {"rows/a.csv": "a.csv", "rows/b/c.csv": "b/c.csv"}),
+    ],
+)
+def test_files_keep_the_host_of_their_url(host, pattern, files):
+    assert matching(f"{host}/{pattern}") == {f"{host}/{name}": below for name, below in files.items()}
+
+
+def test_a_storage_keeps_the_host_of_its_url(host):
+    assert Storage(f"{host}/store").url == f"{host}/store"
+
+
+@pytest.mark.parametrize(
+    "text, public",
+    [
+        ("sftp://me:a@b@host/rows/a@b.csv", "sftp://host/rows/a@b.csv"),
+        ("403, url='https://host/a.csv?sig=x/y&z=1'", "403, url='https://host/a.csv'"),
+        ("https://host/a.csv?secret", "https://host/a.csv"),
+        ("s3://bucket/a.csv?versionId=3", "s3://bucket/a.csv"),
+        ("s3://bucket/rows-?/year=2024/*.csv", "s3://bucket/rows-?/year=2024/*.csv"),
+    ],
+)
+def test_messages_show_urls_without_secrets(text, public):
+    assert shown(text) == public
+
+
+def test_errors_show_urls_without_secrets(host, tmp_path, monkeypatch, capsys):
+    def fail(*_, **__):
+        raise PermissionError(f"{host}/rows: forbidden")
+
+    command = ["predict", str(tmp_path / "d.safetensors"), "--out", str(tmp_path / "out"), "--file"]
+    assert run([*command, f"{host}/none*.csv"]) == 3
+    assert run([*command[:2], "--out", f"{host}/out", "--file", f"{host}/rows"]) == 2
+    monkeypatch.setattr(_registry["host"], "ls", fail)
+    assert run([*command, f"{host}/rows"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("host://there/") == 4
+    assert "secret" not in error
+
+
+@pytest.mark.parametrize(
+    "info, version",
+    [
+        ({"created": 1, "ETag": "x"}, ["x"]),
+        ({"ETag": None, "Last-Modified": "today"}, ["today"]),
+        ({"modify": 3}, ["3"]),
+        ({"blob_id": "b"}, ["b"]),
+        ({}, []),
+    ],
+)
+def test_a_stamp_is_the_size_and_the_version(info, version, monkeypatch):
+    monkeypatch.setattr(MemoryFileSystem, "info", lambda *_: {"size": 5, **info})
+    assert stamp("memory://a") == [5, *version]
+
+
 def test_another_machine_without_base_and_data_finds_the_results(tiny, storage, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("BITFIT_CACHE", str(tmp_path / "cache"))
     base, data = tiny
@@ -322,6 +414,71 @@ def test_a_file_of_a_storage_that_cannot_be_read_does_not_lose_the_others(table,
 
 
 @remote
+@pytest.mark.parametrize("method, parts", [("info", 2), ("cat_file", 3), ("get_file", 2)])
+def test_an_object_that_is_forbidden_does_not_lose_the_others(table, url, method, parts, tmp_path, monkeypatch, capsys):
+    """Its size, its end, or all of it cannot be read. Its end is not needed: the file is then not divided."""
+    system = Storage(url)._system
+    real = getattr(system, method)
+
+    def forbidden(path, *others, **options):
+        if path.endswith("one.parquet"):
+            raise PermissionError("forbidden")
+        return real(path, *others, **options)
+
+    monkeypatch.setattr(system, method, forbidden)
+    code = run([*table, "--file", f"{url}/*/*.parquet", "--out", str(tmp_path / "out")])
+    scored = json.loads(capsys.readouterr().out)
+    assert scored["parts"] == parts
+    assert [name.rpartition("/")[2] for name in scored["failures"]] == (3 - parts) * ["one.parquet"]
+    assert code == (0 if parts == 3 else 3)
+
+
+@remote
+def test_a_storage_that_does_not_tell_versions_keeps_no_parts(table, url, tmp_path, monkeypatch, capsys):
+    command = [*table, "--file", f"{url}/*.csv", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr("bitfit.data.storage.STAMPS", ())
+    assert run(command) == 0
+    assert run(command) == 2
+    assert "four.csv may have changed, its storage does not tell" in capsys.readouterr().err
+    assert run([*command, "--force"]) == 0
+
+
+@remote
+def test_two_scorings_into_one_folder_have_copies_of_their_own(table, url, tmp_path, monkeypatch):
+    """The second one runs while the first reads its copy."""
+    command = [*table, "--file", f"{url}/a/*", "--out", str(tmp_path / "out")]
+    real = Scorer._score_part
+
+    def both(self, *arguments):
+        monkeypatch.setattr(Scorer, "_score_part", real)
+        (copy,) = (tmp_path / "out").glob(".inputs-*/*.parquet")
+        assert run(command) == 0
+        assert copy.is_file()
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Scorer, "_score_part", both)
+    assert run(command) == 0
+    assert set(written(tmp_path / "out")) == {"one-00000.parquet", "two-00000.parquet"}
+    assert not list((tmp_path / "out").glob(".inputs*"))
+
+
+@pytest.mark.parametrize(
+    "below", ["/a.csv", "b//a.csv", "../a.csv", "b/../../a.csv", "./a.csv", "b\\a.csv", "C:/a.csv"]
+)
+def test_a_name_that_leads_out_of_the_folder_is_refused(below, tmp_path, monkeypatch):
+    monkeypatch.setattr("bitfit.data.storage.matching", lambda url: {f"s3://bucket/rows/{below}": below})
+    with pytest.raises(DataError, match=r"^s3://bucket/rows/.*: cannot be the name of a file"):
+        score(Scoring("d.safetensors"), "s3://bucket/rows/*", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_folder_name_in_s3_is_refused(s3, tmp_path):
+    Storage(s3).write("rows//2024/a.csv", b"text\ngood\n")
+    with pytest.raises(DataError, match=r"^s3://.*/rows//2024/a\.csv: cannot be the name of a file"):
+        score(Scoring("d.safetensors"), f"{s3}/rows/**/*.csv", tmp_path / "out")
+
+
+@remote
 def test_a_table_that_is_not_there_is_one_line(table, url, tmp_path, capsys):
     assert run([*table, "--file", f"{url}/none*.parquet", "--out", str(tmp_path / "out")]) == 3
     assert capsys.readouterr().err.endswith("none*.parquet: no such files\n")
@@ -335,3 +492,46 @@ def test_parts_are_not_written_to_a_url(table, url, tmp_path, monkeypatch, capsy
     message = f"--out {url}/out: parts are written to a folder that all workers see; name one"
     assert capsys.readouterr().err == f"bitfit: {message}\n"
     assert set(tmp_path.iterdir()) == before
+
+
+# ---- what a cluster needs for a study
+
+
+def test_a_node_that_is_away_ends_no_study(monkeypatch):
+    """Passes that no node can take are refused before the first of them begins, and never later."""
+    large = {"Alive": True, "Resources": {"CPU": 4.0, "memory": 2e9}}
+    cluster = SimpleNamespace(nodes=lambda: [large])
+    queue = SimpleNamespace(run=lambda progress: iter(()))
+    monkeypatch.setattr(ray_engine, "connect", lambda *_: cluster)
+    monkeypatch.setattr(ray_engine, "_Queue", lambda *_: queue)
+    works = [SimpleNamespace(threads=1, memory=size, opening=SimpleNamespace(task="sst2")) for size in (1e6, 1e9)]
+    said = []
+
+    def run_stage(engine, works):
+        return list(engine(works, lambda _: None))
+
+    engine = ray_engine.ray_engine(say=said.append)
+    run_stage(engine, works)
+    large["Alive"] = False
+    run_stage(engine, works)
+    assert said == [
+        "--threads 1: no node of the cluster has so many cores (at most 0); the study waits for such a node"
+    ]
+    large.update(Alive=True, Resources={"CPU": 4.0, "memory": 5e8})
+    engine = ray_engine.ray_engine()
+    run_stage(engine, [])  # a stage whose trials are all there
+    with pytest.raises(UsageError, match="a pass needs about 1,000 MB of memory"):
+        run_stage(engine, works)
+
+
+@pytest.mark.parametrize("name, copied", [("bert", True), ("gpt2", False)])
+def test_the_memory_of_copies_is_counted_where_there_are_copies(bases, name, copied):
+    class NoRows(tuple):
+        ids = ()
+
+    base = bases(name)
+    job = SimpleNamespace(base=base, train=SimpleNamespace(rows=NoRows()))
+    selection = SimpleNamespace(count=0, learned=None)
+    trial = SimpleNamespace(trial=SimpleNamespace(batch=8), resolution=SimpleNamespace(selection=selection))
+    beside_the_base = forecast.memory(job, [trial]) - 4 * base.anatomy.total
+    assert beside_the_base > 76e6 if copied else beside_the_base == 0

@@ -19,8 +19,15 @@ from ..errors import UsageError, WriteError
 # An object appears in these stores when it is complete. Elsewhere a file is written under another name and renamed.
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "memory"}
 PART = ".part-"  # what begins the names of files that are not complete
-STAMPS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created")  # what drivers call a version
+# What drivers call the version of a file, or the time of its last change.
+STAMPS = (
+    "ETag", "etag", "md5Hash", "Content-MD5", "blob_id", "last_commit", "mtime", "LastModified", "last_modified",
+    "Last-Modified", "modificationTime", "modify", "created",
+)  # fmt: skip
 URL = re.compile(r"(?!file:)([A-Za-z][A-Za-z0-9+.-]+):/+(?=[^/])")  # one letter is a drive of Windows
+USER = re.compile(r"(?<=://)[^/\s]*@")
+QUERY = re.compile(r"(https?://[^?\s]*)\?[^\s'\"]*")
+SETTINGS = re.compile(r"\?[^/\s]*=[^\s'\"]*")  # the query of other URLs, where ? alone is part of a pattern
 
 
 class StorageError(WriteError, OSError):
@@ -30,7 +37,14 @@ class StorageError(WriteError, OSError):
 def url_of(path: str) -> str | None:
     """The URL that a path is; None for a path of this machine. pathlib makes s3:/bucket of s3://bucket."""
     found = URL.match(path)
-    return None if found is None else f"{found[1]}://{path[found.end() :]}"
+    if found is None or os.path.exists(path):  # noqa: PTH110 (Path.exists fails where a name is too long)
+        return None
+    return f"{found[1]}://{path[found.end() :]}"
+
+
+def shown(text: str) -> str:
+    """A text for messages: its URLs without user, password and query."""
+    return SETTINGS.sub("", QUERY.sub(r"\1", USER.sub("", text)))
 
 
 # ---- a folder
@@ -44,7 +58,8 @@ class Storage:
         protocols = self._system.protocol
         protocols = {protocols} if isinstance(protocols, str) else set(protocols)
         self._whole = bool(protocols & OBJECT_STORES)
-        self.url: str = self._system.unstrip_protocol(self._root)
+        # Drivers forget the user and the host of some URLs.
+        self.url: str = url if "://" in url else self._system.unstrip_protocol(self._root)
         with self._errors():
             if self._whole:  # an error if the bucket is missing; drivers would create one with a mistyped name
                 self._system.find(self._path(PART))
@@ -140,26 +155,37 @@ def matching(url: str) -> dict[str, str]:
     URL of a file -> its path below the folder that all of them are in.
     """
     system, path = _driver(url)
+    parts = path.rstrip("/").split("/")
     with _driver_errors(url):
         system.invalidate_cache()
         if glob.has_magic(path):
             found = system.glob(path, detail=True)
+            fixed = next(number for number, part in enumerate(parts) if glob.has_magic(part))
         elif system.isfile(path):
             found = {path: system.info(path)}
+            fixed = len(parts) - 1
         else:
             found = {info["name"]: info for info in system.ls(path, detail=True)} if system.exists(path) else {}
-    parts = path.split("/")
-    fixed = next((number for number, part in enumerate(parts) if glob.has_magic(part)), -1)
-    files = sorted(name for name, info in found.items() if info["type"] == "file")
-    return {system.unstrip_protocol(name): "/".join(name.split("/")[fixed:]) for name in files}
+            fixed = len(parts)
+    # Drivers forget the user and the host of some URLs, so the folder is taken from the URL as it was given.
+    given = url.rstrip("/").split("/")
+    folder = "/".join(given[: len(given) - len(parts) + fixed])
+    files = {}
+    for name in sorted(found):
+        if found[name]["type"] == "file":
+            below = "/".join(name.split("/")[fixed:])
+            # A signature of a web address must not become part of file names.
+            files[f"{folder}/{below}"] = below.partition("?")[0] if url.startswith("http") else below
+    return files
 
 
 def stamp(url: str) -> list[int | str]:
-    """What changes when the file changes: its size, and its version or time."""
+    """What changes when the file changes: its size, and its version or time if the driver knows one."""
     system, path = _driver(url)
     with _driver_errors(url):
         info = system.info(path)
-    return [info["size"], *(str(info[name]) for name in STAMPS if name in info)][:2]
+    versions = [str(info[name]) for name in STAMPS if info.get(name) is not None]
+    return [info["size"], *versions[:1]]
 
 
 def tail(url: str, count: int) -> bytes:
@@ -196,7 +222,7 @@ def _driver(url: str, option: str = "") -> tuple[Any, str]:
         system, path = url_to_fs(url)
         return system, path
     except (ImportError, ValueError) as error:  # they say what to install, or which kinds of URL there are
-        raise UsageError(f"{option}{url}: {_first_line(error)}") from error
+        raise UsageError(f"{option}{shown(url)}: {_first_line(error)}") from error
 
 
 @contextmanager
@@ -205,8 +231,8 @@ def _driver_errors(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise StorageError(f"{what}: {_first_line(error)}") from error
+        raise StorageError(f"{shown(what)}: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return shown((str(error).strip().splitlines() or [type(error).__name__])[0])

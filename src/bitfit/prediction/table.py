@@ -5,7 +5,8 @@ which says why a row has no answer. A Parquet file is scored part by part, any o
 cannot be found without reading those before them.
 
 An input behind a URL (s3://...) is copied into the folder of the parts while its rows are answered; all workers see it
-there. The copy is removed even if a worker is killed.
+there. The copy is removed even if a worker is killed. Every scoring has a folder of copies for itself, .inputs-ID; only
+that of a command that was killed stays.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import io
 import json
 import shutil
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -38,7 +40,7 @@ from .predictor import CHUNK, MixedPredictor, Predictor, columns_of
 PART_ROWS = 8 * CHUNK  # whole chunks, so that a part is computed in the batches of `predict`
 ERROR = "error"
 MANIFEST = "scoring.json"
-COPIES = ".inputs"  # the folder of the copies of inputs behind URLs
+COPIES = ".inputs-"  # what begins the name of the folder of the copies of inputs behind URLs
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Input:
     @property
     def name(self) -> str:
         """What messages call it."""
-        return self.url or str(self.file)
+        return storage.shown(self.url) if self.url is not None else str(self.file)
 
     def fetch(self) -> None:
         """Make the copy, if it is needed and is not there."""
@@ -165,16 +167,22 @@ def score(
     """
     url = storage.url_of(str(out))
     if url is not None:
-        raise UsageError(f"--out {url}: parts are written to a folder that all workers see; name one")
-    inputs = _inputs(pattern, out)
-    units = list(_units(inputs, scoring, out))
-    _claim(scoring, inputs, out, force)
+        raise UsageError(f"--out {storage.shown(url)}: parts are written to a folder that all workers see; name one")
+    folder = out / f"{COPIES}{uuid.uuid4().hex}"
     summary = Summary()
+    stamps: dict[Input, list[int | str]] = {}
+    for each in _inputs(pattern, folder):
+        try:
+            stamps[each] = each.stamp()
+        except OSError as error:
+            summary.failures[each.name] = str(error)
+    units = list(_units(stamps, scoring, out))
+    _claim(scoring, {str(each.below): stamp for each, stamp in stamps.items()}, out, force)
     watch(0, len(units))
-    copies = _Copies(units, out)
-    copies.remove()  # those of a scoring that was killed may be of older inputs
+    copies = _Copies(units, folder)
+    results = (engine or local)(scoring, units) if units else iter(())
     try:
-        for done, found in enumerate((engine or local)(scoring, units), 1):
+        for done, found in enumerate(results, 1):
             summary.add(found)
             copies.done(found)
             watch(done, len(units))
@@ -198,8 +206,8 @@ def local(scoring: Scoring, units: Sequence[Unit]) -> Iterator[Scored]:
 class _Copies:
     """The copies of inputs behind URLs: each is removed when the last of its units is done."""
 
-    def __init__(self, units: Sequence[Unit], out: Path) -> None:
-        self._folder = out / COPIES
+    def __init__(self, units: Sequence[Unit], folder: Path) -> None:
+        self._folder = folder
         self._files = {unit.input.name: unit.input.file for unit in units if unit.input.url is not None}
         self._units = Counter(unit.input.name for unit in units)
 
@@ -214,11 +222,11 @@ class _Copies:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _inputs(pattern: str, out: Path) -> list[Input]:
-    """The files that a pattern, a path or a URL names."""
+def _inputs(pattern: str, copies: Path) -> list[Input]:
+    """The files that a pattern, a path or a URL names; those behind a URL are copied to the folder `copies`."""
     url = storage.url_of(pattern)
     if url is not None:
-        return _remote_inputs(url, out)
+        return _remote_inputs(url, copies)
     if Path(pattern).is_file() or not is_table(pattern):
         file = existing(Path(pattern))
         return [Input(file, Path(file.name))]
@@ -236,14 +244,21 @@ def _inputs(pattern: str, out: Path) -> list[Input]:
     return [Input(path, path.relative_to(root)) for path in found]
 
 
-def _remote_inputs(url: str, out: Path) -> list[Input]:
+def _remote_inputs(url: str, copies: Path) -> list[Input]:
     found = []
     for name, below in storage.matching(url).items():
         if glob.has_magic(url) or extension(Path(below)) in ENDINGS:
-            found.append(Input(out / COPIES / below, Path(below), name))
+            if not _stays_below(below):
+                raise DataError(f"{storage.shown(name)}: cannot be the name of a file; rename it or name other files")
+            found.append(Input(copies / below, Path(below), name))
     if not found:
-        raise DataError(f"{url}: no such files")
+        raise DataError(f"{storage.shown(url)}: no such files")
     return found
+
+
+def _stays_below(name: str) -> bool:
+    """Whether the name of an object is a path below any folder, on every system."""
+    return not any(part in ("", ".", "..") or "\\" in part or ":" in part for part in name.split("/"))
 
 
 def _units(inputs: Iterable[Input], scoring: Scoring, out: Path) -> Iterator[Unit]:
@@ -257,22 +272,26 @@ def _units(inputs: Iterable[Input], scoring: Scoring, out: Path) -> Iterator[Uni
         if extension(each.file) != ".parquet" or each.file.suffix == ".gz":
             yield Unit(each, target, None)
             continue
-        for part in range(-(-_parquet_rows(each) // scoring.part_rows)):
+        count = _parquet_rows(each)
+        if count is None:
+            yield Unit(each, target, None)  # a worker tells why it is not readable
+            continue
+        for part in range(-(-count // scoring.part_rows)):
             yield Unit(each, target, part)
 
 
-def _parquet_rows(each: Input) -> int:
-    """How many rows a Parquet file says it has; 1 if it is not readable, so that a worker tells why."""
+def _parquet_rows(each: Input) -> int | None:
+    """How many rows a Parquet file says it has; None if it is not readable."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise DataError(f'{each.name} needs pyarrow: pip install "bitfit[parquet]"') from error
-    source = each.file if each.url is None else io.BytesIO(_footer(each.url))
     try:
+        source = each.file if each.url is None else io.BytesIO(_footer(each.url))
         return int(pyarrow.parquet.read_metadata(source).num_rows)
     except (pyarrow.ArrowException, OSError):
-        return 1
+        return None
 
 
 def _footer(url: str) -> bytes:
@@ -283,24 +302,29 @@ def _footer(url: str) -> bytes:
     return storage.tail(url, int.from_bytes(end[:4], "little") + len(end))
 
 
-def _claim(scoring: Scoring, inputs: Iterable[Input], out: Path, force: bool) -> None:
-    """Make the folder ready for the parts of this scoring; refuse one that holds others."""
+def _claim(scoring: Scoring, stamps: dict[str, list[int | str]], out: Path, force: bool) -> None:
+    """Make the folder ready for the parts of this scoring; refuse one that holds others.
+
+    A file whose stamp is its size only counts as changed: nothing tells that it is the same.
+    """
     manifest = out / MANIFEST
     key = _key(scoring)
-    stamps = {str(each.below): each.stamp() for each in inputs}
     if out.is_dir() and any(out.iterdir()) and not manifest.is_file():
         raise UsageError(f"{out}: is not empty and not the folder of an earlier scoring; name another with --out")
     before = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {"key": None, "files": {}}
-    changed = [name for name, stamp in stamps.items() if before["files"].get(name, stamp) != stamp]
+    known = before["files"]
+    changed = [name for name, stamp in stamps.items() if name in known and (known[name] != stamp or len(stamp) == 1)]
     same = before["key"] in (None, key) and not changed
     if not same and not force:
         what = f"{changed[0]} has changed" if changed else "the deltas or options were others"
+        if changed and known[changed[0]] == stamps[changed[0]]:
+            what = f"{changed[0]} may have changed, its storage does not tell"
         raise UsageError(f"{out}: holds parts of an earlier scoring ({what}); pass --force to start again")
     if force:
         for path in out.rglob("*-[0-9][0-9][0-9][0-9][0-9].*"):
             path.unlink()
     if same and not force:
-        stamps = {**before["files"], **stamps}
+        stamps = {**known, **stamps}
     out.mkdir(parents=True, exist_ok=True)
     files.replace(manifest, json.dumps({"key": key, "files": stamps}, indent=1, sort_keys=True).encode())
 
@@ -441,7 +465,8 @@ def _read(unit: Unit, scoring: Scoring) -> Iterator[Row]:
 
 
 def _data_file(unit: Unit, scoring: Scoring) -> DataFile:
-    return DataFile(unit.input.file, scoring.encoding, tolerant=True, shown=unit.input.url)
+    shown = None if unit.input.url is None else unit.input.name
+    return DataFile(unit.input.file, scoring.encoding, tolerant=True, shown=shown)
 
 
 def _parquet_part(each: Input, start: int, count: int) -> Iterator[Row]:
