@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..arrays import Tensors
-from ..data.storage import Storage
+from ..data.storage import Storage, shown
 from ..errors import UsageError
 from ..training.checkpoint import KEPT, SHARE, Store
 from .manifest import Manifest
@@ -165,7 +165,7 @@ class Lease:
             time.sleep(self._beat / 3)
             if self._storage.read(self._name) not in (first, None):
                 host = json.loads(first)["host"]
-                raise UsageError(f"{self._storage.url}: the study is being run by {host}; wait for it or stop it")
+                raise UsageError(f"{shown(self._storage.url)}: the study is being run by {host}; wait for it or stop it")
 
     def _sign(self) -> None:
         self._count += 1
