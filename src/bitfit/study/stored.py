@@ -165,7 +165,8 @@ class Lease:
             time.sleep(self._beat / 3)
             if self._storage.read(self._name) not in (first, None):
                 host = json.loads(first)["host"]
-                raise UsageError(f"{shown(self._storage.url)}: the study is being run by {host}; wait for it or stop it")
+                where = shown(self._storage.url)
+                raise UsageError(f"{where}: the study is being run by {host}; wait for it or stop it")
 
     def _sign(self) -> None:
         self._count += 1
