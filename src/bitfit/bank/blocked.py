@@ -89,7 +89,9 @@ def blocked_matrices(encoder: nn.Module, matrices: Mapping[str, Tensor]) -> Bloc
 
 @lru_cache(maxsize=1)
 def has_fast_products() -> bool:
-    """Whether this CPU and this build of torch have oneDNN's products for AVX-512."""
+    """Whether this CPU and this build of torch have oneDNN's products for AVX-512; BITFIT_BLOCKED=0 says no."""
+    if os.environ.get("BITFIT_BLOCKED") == "0":
+        return False
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not available or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
