@@ -73,7 +73,6 @@ def serve(folder: Path, base: str | None, settings: Settings, tokens: Tokens, dt
             make_app(service, tokens), log_config=None, access_log=False, server_header=False, ws="none",
             proxy_headers=False, timeout_keep_alive=30, timeout_graceful_shutdown=GRACE, lifespan="on",
         )  # fmt: skip
-        service.warm_up()
         gc.collect()
         gc.freeze()  # a collection that traverses all of torch stops every thread for 0.3 s
         try:

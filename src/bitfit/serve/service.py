@@ -193,11 +193,6 @@ class Service:
 
     # ---- watching ----
 
-    def warm_up(self) -> None:
-        """Compute a first pass. Model processes that are forked afterwards share the memory that it takes."""
-        rows = self.host.read(self._plain, [PROBE_TEXT])[0].rows
-        self.host.outputs([(self._plain, rows)])
-
     async def trouble(self) -> str | None:
         """Why no requests should be sent here; None after a real pass through the base within the last second."""
         if self.stopping:

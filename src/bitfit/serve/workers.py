@@ -1,8 +1,8 @@
 """Model processes: one for each model thread, so that two passes do not wait for one interpreter.
 
-A process is forked from the service after a first pass and shares the memory of its base, blocked copies of matrices
-included. It stores nothing of a task: the lanes of a pass
-are sent with the pass, so that a task's values exist once, however many processes there are.
+A process is forked from the service and shares the memory of its base, but not the blocked copies of its matrices. It
+stores nothing of a task: the lanes of a pass are sent with the pass, so that a task's values exist once, however many
+processes there are.
 
 Service and process exchange pickles. That is safe here and nowhere else: the pipe is anonymous, only the service and
 the process that it forked hold its ends, and each pickle is made by this module from values that were validated before.
