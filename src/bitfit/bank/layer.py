@@ -71,10 +71,8 @@ class Linear:
 
     def _outputs(self, x: Tensor) -> Tensor:
         shared_biases = all(bias.dim() == 1 for bias in self.biases)
-        if self.blocked is not None and shared_biases:
-            return self.blocked.outputs(x, self.biases[0] if len(self.biases) == 1 else torch.cat(list(self.biases)))
         if self.blocked is not None:
-            return self.blocked.outputs(x, self._bias_rows(x))
+            return self.blocked.outputs(x, torch.cat(list(self.biases)) if shared_biases else self._bias_rows(x))
         if len(self.biases) == 1 and shared_biases and isinstance(self.matrices[0], Tensor):
             return torch.addmm(self.biases[0], x, wide(self.matrices[0]).t())
         out = self._bias_rows(x)
