@@ -148,7 +148,7 @@ def test_a_file_of_mixed_types_keeps_its_float32_values(tmp_path, folders, dtype
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path):
     """Each load is measured in a process of its own; the word embedding is more than a third of the weights.
 
-    The system gives back released pages at times of its own: one load in ten has a larger peak, so three may try.
+    About one load in ten has a larger peak, for a reason not known. So a load may be repeated twice.
     """
     sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
     import loading
