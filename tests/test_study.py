@@ -177,7 +177,7 @@ def test_rates_are_the_papers_on_the_papers_base_and_suit_any_other():
 
 def test_a_train_size_caps_sizes_without_repeating_any():
     study = STUDIES["freeze-low-data"]
-    assert [s for t, s in grid.places(study, Settings(train_size=1000)) if t == "rte"] == [1000, 500, 200, 100]
+    assert [s for t, s in grid.tasks_and_sizes(study, Settings(train_size=1000)) if t == "rte"] == [1000, 500, 200, 100]
 
 
 def test_the_second_stage_takes_the_rate_its_first_seed_chose():

@@ -52,7 +52,7 @@ def svg(change: Change, title: str) -> str:
 
 def largest(change: Change) -> float:
     """The largest change of a map; 0 for an empty one."""
-    return max((value for value, _ in _Grid.of(change).places()), default=0.0)
+    return max((value for value, _ in _Grid.of(change).entries()), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class _Grid:
                 layered[drawing.printable(name)] = known + [None] * (layers - len(known))
         return cls(layered, outside, layers if layered else 0)
 
-    def places(self) -> Iterator[tuple[float, str]]:
+    def entries(self) -> Iterator[tuple[float, str]]:
         """Every value there is, with the words for where it is."""
         for name, values in self.layered.items():
             yield from ((value, f"{name}, layer {layer}") for layer, value in enumerate(values) if value is not None)
@@ -84,11 +84,11 @@ class _Grid:
 
     @property
     def empty(self) -> bool:
-        return not any(True for _ in self.places())
+        return not any(True for _ in self.entries())
 
     @cached_property
     def top(self) -> float:
-        return max(value for value, _ in self.places())
+        return max(value for value, _ in self.entries())
 
     def share(self, value: float) -> float:
         """How much of the largest change this is."""
@@ -126,8 +126,8 @@ def _unit(grid: _Grid) -> float:
 def _heading(grid: _Grid, cell: _Cell) -> Iterator[Text]:
     written = cell.decimals is not None or grid.outside
     yield Text(f"{_UNITS}, in units of {_unit(grid):g}" if written else _UNITS)
-    value, place = max(grid.places(), key=lambda pair: pair[0])
-    yield Text(f"largest: {value:.3g} in {place}" if value > 0 else "nothing changed", style="dim")
+    value, where = max(grid.entries(), key=lambda pair: pair[0])
+    yield Text(f"largest: {value:.3g} in {where}" if value > 0 else "nothing changed", style="dim")
     if cell.decimals is None:
         steps = ", ".join(f"{shade} {25 * step}%" for step, shade in enumerate(_SHADES, 1))
         yield Text(f"up to {steps} of it; {_ABSENT} absent", style="dim")

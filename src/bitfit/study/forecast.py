@@ -14,7 +14,7 @@ from ..model.architectures import architecture
 from ..model.language import parse_init, select
 from ..model.selection import Selection
 from ..training.plan import MASK
-from .grid import Settings, places, rounds
+from .grid import Settings, tasks_and_sizes, rounds
 from .spec import Method, Study
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def small_command(study: Study) -> list[str]:
 def _cost(study: Study, settings: Settings, bases: Sequence[str]) -> Cost:
     frame = settings.frame(study.protocol)
     trials, operations = 0, 0.0
-    for task, size in places(study, settings):
+    for task, size in tasks_and_sizes(study, settings):
         train, dev, tokens = DATA.get(task, (5000, 1000, 40))
         train = min(size or train, train)
         dev = min(settings.dev_size or dev, dev)

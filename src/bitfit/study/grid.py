@@ -80,7 +80,7 @@ def methods(study: Study, settings: Settings) -> tuple[Method, ...]:
     return tuple(method for method in study.methods if method.name in wanted)
 
 
-def places(study: Study, settings: Settings) -> list[tuple[str, int | None]]:
+def tasks_and_sizes(study: Study, settings: Settings) -> list[tuple[str, int | None]]:
     """The pairs of a task and a training size, in the order they are run; views have no trials of their own."""
     pairs: list[tuple[str, int | None]] = []
     for task in settings.tasks or study.tasks:
@@ -123,7 +123,7 @@ def search(study: Study, settings: Settings, base: str, defaults: DefaultRates) 
     """The first stage: every rate and batch size, on the first seed or on all of them."""
     all_seeds = (settings.search or study.protocol.search) == "all"
     points = []
-    for task, size in places(study, settings):
+    for task, size in tasks_and_sizes(study, settings):
         for method in methods(study, settings):
             tried = rates(study, settings, method, task, base, defaults)
             batches = settings.batch or study.protocol.batch
