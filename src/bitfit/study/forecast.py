@@ -14,7 +14,7 @@ from ..model.architectures import architecture
 from ..model.language import parse_init, select
 from ..model.selection import Selection
 from ..training.plan import MASK
-from .grid import Settings, tasks_and_sizes, rounds
+from .grid import Settings, rounds, tasks_and_sizes
 from .spec import Method, Study
 
 if TYPE_CHECKING:
