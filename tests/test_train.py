@@ -56,6 +56,36 @@ def test_an_unknown_architecture_trains_by_group_and_by_pattern(tmp_path, csv_fi
         train(csv_file, base, select="b_q", **QUICK)
 
 
+def test_full_fine_tuning_stores_no_words_that_no_text_has(base, csv_file):
+    delta = train(csv_file, base, select="all", recipe="plain", **QUICK).best.delta
+    index, _ = delta.entries[base.word_embedding]
+    words, width = base.parameters[base.word_embedding].shape
+    assert len(index) % width == 0 and len(index) < words * width
+    assert delta.meta.trained == choose(base.anatomy, "all").count + sum(v.size for v in delta.head.values())
+
+
+def test_full_fine_tuning_without_unused_words_equals_training_all_of_them(base, csv_file, monkeypatch):
+    from bitfit.training import resolved
+
+    options = {"select": "all", "recipe": "plain", "dropout": "off", **QUICK}
+    delta = train(csv_file, base, **options).best.delta
+    monkeypatch.setattr(resolved, "reachable", lambda job, selection: selection)
+    whole = train(csv_file, base, **options).best.delta
+    name = base.word_embedding
+    index, values = delta.entries[name]
+    expected = whole.tensors[name].reshape(-1)
+    unchanged = base.values(name).reshape(-1).copy()
+    unchanged[index] = values
+    np.testing.assert_allclose(unchanged, expected, atol=1e-6)
+    other = delta.entries["encoder.layer.0.attention.self.query.weight"][1]
+    np.testing.assert_allclose(other, whole.entries["encoder.layer.0.attention.self.query.weight"][1], atol=1e-6)
+
+
+def test_weight_decay_moves_words_that_no_text_has(base, csv_file):
+    delta = train(csv_file, base, select="all", recipe="plain", weight_decay=0.1, **QUICK).best.delta
+    assert delta.entries[base.word_embedding][0] is None
+
+
 def test_nothing_else_of_the_base_changes(base, csv_file):
     before = {name: value.clone() for name, value in base.encoder.state_dict().items()}
     train(csv_file, base, select="all", **QUICK)

@@ -94,13 +94,17 @@ def lane_to_train(
     for name, number in model.anatomy.constants:
         constant.append(Entries(name, None, (1,), torch.tensor([number])))
     for name, value in model.head_start(seed).items():
-        trains = head == "full" or (head == "bias" and name.endswith("bias"))
         entries = Entries(name, None, tuple(value.shape), value.reshape(-1))
-        if trains:
+        if head_trains(head, name):
             trained.append(entries)
         else:
             constant.append(entries)
     return _laid_out(trained, constant)
+
+
+def head_trains(head: str, name: str) -> bool:
+    """Whether a tensor of the head trains under `--head`."""
+    return head == "full" or (head == "bias" and name.endswith("bias"))
 
 
 def lane_of_delta(model: Model, delta: Delta) -> Lane:

@@ -35,7 +35,7 @@ from .history import GatePhase
 from .job import Job
 from .loop import MOMENTS, Runner, Watch, drops_out, lane_losses, schedule, steps_per_epoch, stream
 from .plan import Trial, default_rates
-from .resolved import Resolved
+from .resolved import Resolved, reachable
 
 LOW, HIGH = -1.5, 1.5  # the interval to which gates are stretched before they are cut to 0..1
 START = 5.0  # of every logit: nearly all gates are open
@@ -107,7 +107,9 @@ def _learn_mask(
     step, tensors, facts = store.load(label) or (0, {}, {"done": False})
     if facts["done"]:
         return _read_mask(resolution.selection, tensors, facts)
-    operand = _reachable(job, model, learned.operand, count)
+    operand = reachable(job, learned.operand)
+    if operand.count < count:
+        operand = learned.operand
     lane = lane_to_train(model, operand, trial.head, resolution.starts, trial.seed)
     bank = Bank(model, [lane], trial.prefix_dropout)
     gates = Gates(bank, trial, learned.structured, default_rates(learned.operand, job.base.width)[1])
@@ -135,23 +137,6 @@ def _learn_mask(
     mask = gates.project(count, GatePhase(step, learned.operand.count, gates.open_count(), count))
     store.save(label, total + 1, _mask_tensors(mask), {"done": True, "record": vars(mask.record)}, kept=1)
     return mask
-
-
-def _reachable(job: Job, model: Model, operand: Selection, count: int) -> Selection:
-    """The operand without the rows of the word embedding that no training text has, if `count` entries are left.
-
-    Their gradient is always zero, and so is their difference, whatever their gate.
-    """
-    name = model.base.word_embedding
-    if name is None or name not in operand:
-        return operand
-    tokens: Array = np.unique(job.train.rows.ids)
-    width = operand.shapes[name][1]
-    seen: Array = (tokens[:, None] * width + np.arange(width)).ravel()
-    seen_rows = Selection({name: seen}, operand.shapes, injected=operand.injected)
-    all_rows = Selection({name: None}, operand.shapes, injected=operand.injected)
-    reachable = operand - (all_rows - seen_rows)
-    return reachable if reachable.count >= count else operand
 
 
 def hard_concrete(logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..bank.bank import Bank
-from ..bank.lanes import Lane, lane_to_train
+from ..bank.lanes import Lane
 from ..delta.delta import Delta
 from ..errors import UsageError
 from ..model.language import asks_for_nothing
@@ -27,7 +27,7 @@ from .job import Job, Part
 from .loop import Runner, Watch, evaluate_only, fit
 from .outcome import Outcome, Scores, describe
 from .plan import Trial
-from .resolved import Resolved
+from .resolved import Resolved, start_lane
 
 
 def run_pass(
@@ -50,7 +50,7 @@ def run_pass(
         check_selection(first, group[0].resolution.selection, models[0], note)
     masks = learn_masks(job, models, group, number, store, watch)
     group = _with_masks(group, masks, note)
-    lanes = [_lane(model, resolved, mask) for model, resolved, mask in zip(models, group, masks, strict=True)]
+    lanes = [_lane(job, model, resolved, mask) for model, resolved, mask in zip(models, group, masks, strict=True)]
     solved = solve_frozen and first.head == "full" and not any(each.resolution.selection for each in group)
     if solved:
         lanes = _with_solved_heads(job, group, lanes)
@@ -65,7 +65,7 @@ def run_pass(
     else:
         after_evaluation = AutoFreeze(runners) if first.autofreeze else None
         fit(job, runners, number, store, watch, after_evaluation=after_evaluation)
-    return _outcomes(job, runners, scored)
+    return _outcomes(job, runners, [resolved.resolution.selection for resolved in group], scored)
 
 
 def _models(job: Job, group: Sequence[Resolved]) -> list[Model]:
@@ -111,9 +111,8 @@ def _gates_note(trial: Trial, gates: GatePhase) -> str:
     )
 
 
-def _lane(model: Model, resolved: Resolved, mask: Mask | None) -> Lane:
-    trial, resolution = resolved.trial, resolved.resolution
-    lane = lane_to_train(model, resolution.selection, trial.head, resolution.starts, trial.seed)
+def _lane(job: Job, model: Model, resolved: Resolved, mask: Mask | None) -> Lane:
+    lane = start_lane(job, model, resolved.trial, resolved.resolution)
     return lane if mask is None else mask.applied_to(lane)
 
 
@@ -137,7 +136,9 @@ def check_selection(trial: Trial, chosen: Selection, model: Model, note: Say) ->
         note(f"--head {trial.head} leaves the head's random start frozen: {', '.join(frozen)}.")
 
 
-def _outcomes(job: Job, runners: list[Runner], scored: Mapping[str, Part]) -> list[Outcome]:
+def _outcomes(
+    job: Job, runners: list[Runner], selections: Sequence[Selection], scored: Mapping[str, Part]
+) -> list[Outcome]:
     """Make a delta of each lane's best checkpoint, with its scores on dev and on the parts in `scored`."""
     done = [runner for runner in runners if runner.status == "done"]
     scores: dict[int, Scores] = {runner.k: {} for runner in runners}
@@ -154,7 +155,10 @@ def _outcomes(job: Job, runners: list[Runner], scored: Mapping[str, Part]) -> li
             for k, scored_lane in score_lanes(job, done[0].bank, lanes, part, names).items():
                 scores[k][name] = scored_lane.scores
                 predictions[k][name] = scored_lane.predictions
-    return [_outcome(job, runner, scores[runner.k], predictions[runner.k]) for runner in runners]
+    outcomes = []
+    for runner, selection in zip(runners, selections, strict=True):
+        outcomes.append(_outcome(job, runner, selection, scores[runner.k], predictions[runner.k]))
+    return outcomes
 
 
 def _name(trial: Trial) -> str:
@@ -169,7 +173,7 @@ def _dev_scores(job: Job, runner: Runner) -> dict[str, Score]:
     return job.task.scores(predictions, job.dev.examples)
 
 
-def _outcome(job: Job, runner: Runner, scores: Scores, predictions: Mapping[str, Any]) -> Outcome:
+def _outcome(job: Job, runner: Runner, selection: Selection, scores: Scores, predictions: Mapping[str, Any]) -> Outcome:
     """The outcome of a lane; a lane that diverged has no scores and no delta."""
     trial, history = runner.trial, runner.history
     if not scores:
@@ -178,9 +182,8 @@ def _outcome(job: Job, runner: Runner, scores: Scores, predictions: Mapping[str,
         train_score = scores["train"][trial.metric].value
         history = replace(history, train=TrainScore(train_score, len(job.train_sample.examples)))
     tensors = runner.bank.tensors(runner.k)
-    trained = runner.bank.lanes[runner.k].trained
     model = runner.bank.models[runner.k]
-    meta = describe(job, model, trial, trained, tensors, scores, runner.best_step, len(job.train.examples))
+    meta = describe(job, model, trial, selection, tensors, scores, runner.best_step, len(job.train.examples))
     if history.gates is not None:
         meta = replace(meta, open_gates=history.gates.open_share)
     return Outcome(trial, runner.status, scores, history, Delta(tensors, meta), predictions)

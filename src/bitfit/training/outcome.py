@@ -12,10 +12,12 @@ import transformers
 
 from .. import __version__
 from ..arrays import Tensors
+from ..bank.lanes import head_trains
 from ..data.examples import Columns
 from ..delta.change import change_map
 from ..delta.delta import Delta
 from ..delta.meta import Meta, TrialRecord
+from ..model.selection import Selection
 from ..model.task_model import Model
 from ..tasks.metrics import Score
 from .history import History
@@ -50,11 +52,12 @@ class Outcome:
 
 
 def describe(
-    job: Job, model: Model, trial: Trial, trained: int, tensors: Tensors, scores: Scores, step: int, rows: int
+    job: Job, model: Model, trial: Trial, selection: Selection, tensors: Tensors, scores: Scores, step: int, rows: int
 ) -> Meta:
     """The metadata of a trial's delta: its values are those after `step`, and it was trained on `rows` examples."""
     columns = job.dataset.columns
-    head_size = sum(math.prod(shape) for shape in model.head.values())
+    head_sizes = {name: math.prod(shape) for name, shape in model.head.items()}
+    head_trained = sum(size for name, size in head_sizes.items() if head_trains(trial.head, name))
     return Meta(
         base=job.base.name,
         hub=job.base.hub,
@@ -78,8 +81,8 @@ def describe(
         metric=trial.metric,
         metrics=scores,
         trial=TrialRecord(**asdict(trial), best_step=step, train_rows=rows),
-        trained=trained,
-        total=job.base.grown(trial.inject).total + head_size,
+        trained=selection.count + head_trained,
+        total=job.base.grown(trial.inject).total + sum(head_sizes.values()),
         change={term: tuple(row) for term, row in change_map(model, tensors).items()},
         versions={"bitfit": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__},
         threads=torch.get_num_threads(),

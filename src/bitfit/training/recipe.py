@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..arrays import Array
 from ..bank.bank import Bank
-from ..bank.lanes import Lane, lane_to_train
+from ..bank.lanes import Lane
 from ..data.examples import Dataset
 from ..delta.delta import Delta
 from ..model.task_model import Model
@@ -46,7 +46,7 @@ from .job import Job, encode_part
 from .loop import Runner, Watch, fit, steps_per_epoch
 from .outcome import Outcome, Scores, describe
 from .plan import FEW, Trial
-from .resolved import Resolved, passes
+from .resolved import Resolved, passes, start_lane
 
 VERSION = 2  # raised when the recipe is changed so that its deltas differ; benchmarks record it
 AVERAGED = 2  # trainings whose values are averaged, with few rows
@@ -241,8 +241,7 @@ class _Recipe:
 
     def _lane(self, resolved: Resolved, start: dict[str, Tensor]) -> Lane:
         """A lane with this head; all lanes have the start values of one seed, so that their values can be averaged."""
-        resolution, trial = resolved.resolution, self.trials[0].trial
-        lane = lane_to_train(self.model, resolution.selection, trial.head, resolution.starts, trial.seed)
+        lane = start_lane(self.job, self.model, self.trials[0].trial, resolved.resolution)
         return with_values(lane, start)
 
     # ---- the choice
@@ -350,9 +349,9 @@ class _Recipe:
     def _outcome(self, trial: Trial, final: Final, held: HeldOut, history: History) -> Outcome:
         self._calibrate(final.bank, held)
         tensors = final.bank.tensors(0)
-        trained = final.bank.lanes[0].trained
+        selection = self.trials[0].resolution.selection
         scores: Scores = {"dev": held.calibrated.scores}
-        meta = describe(self.job, self.model, trial, trained, tensors, scores, final.steps, final.examples)
+        meta = describe(self.job, self.model, trial, selection, tensors, scores, final.steps, final.examples)
         return Outcome(trial, "done", scores, history, Delta(tensors, meta))
 
     # ---- the story

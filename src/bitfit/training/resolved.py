@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
+import numpy as np
+
+from ..bank.lanes import Lane, lane_to_train
 from ..bank.sparse import SCATTERED
 from ..model.base import Base
 from ..model.grafts import GRAFTS
 from ..model.resolution import Resolution, resolve, resolve_pool
+from ..model.selection import Selection
+from ..model.task_model import Model
 from .job import Job
 from .plan import BATCH, EPOCHS, SEED, Plan, Trial, default_rates, follows_recipe, recipe_epochs, recipe_rates, several
 
@@ -73,6 +78,30 @@ def resolve_trials(base: Base, trials: Iterable[Trial]) -> list[Resolved]:
             )
         resolved.append(Resolved(trial, known[key]))
     return resolved
+
+
+def start_lane(job: Job, model: Model, trial: Trial, resolution: Resolution) -> Lane:
+    """The lane of a trial before training."""
+    selection = resolution.selection
+    if not trial.weight_decay:
+        selection = reachable(job, selection)
+    return lane_to_train(model, selection, trial.head, resolution.starts, trial.seed)
+
+
+def reachable(job: Job, selection: Selection) -> Selection:
+    """The selection without the rows of the word embedding that no training text has.
+
+    Their gradient is always zero, so without weight decay they keep their values. Special tokens stay: a model may add
+    some by itself.
+    """
+    name = job.base.word_embedding
+    if name is None or selection.entries.get(name, ()) is not None:  # only if all of it is selected
+        return selection
+    rows, width = selection.shapes[name]
+    special = [token for token in job.base.tokenizer.all_special_ids if token < rows]
+    tokens = np.union1d(job.train.rows.ids, special).astype(np.int64)
+    entries = tokens[:, None] * width + np.arange(width)
+    return replace(selection, entries={**selection.entries, name: entries.ravel()})
 
 
 def passes(trials: Iterable[Resolved], lanes: int | None = None) -> list[list[Resolved]]:
