@@ -1,6 +1,6 @@
 """AutoFreeze with BitFit against BitFit: training time and dev score.
 
-python benchmarks/autofreeze.py --data DIR [--tasks mrpc,rte,sst2] [--seeds 0,1,2] [--settled 0.1,0.2]
+python benchmarks/autofreeze.py --data DIR [--tasks mrpc,rte,sst2] [--seeds 0,1,2] [--settled 2,3]
 
 Each seed trains all sides in turn. Time is that of the process on one thread, so that other work on the machine counts
 little. Scores are those of the best checkpoint and of the last one.

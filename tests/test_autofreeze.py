@@ -107,8 +107,14 @@ def test_a_move_is_relative_to_the_way_from_the_start():
     assert relative_move(start, start, start) == 0.0
 
 
-def lane_with_moves(csv_file, base, moves):
-    """A lane of two layers judged twice; in between its layers move by these shares of their way."""
+def judge_at(judge, runner, epoch):
+    """Judge a lane after an evaluation."""
+    runner.record_evaluation(int(100 * epoch), epoch, 0.0, 0.0, np.zeros(0))
+    judge([runner])
+
+
+def lane_with_moves(csv_file, base, moves, epochs=0.5):
+    """A lane of two layers judged twice; in between its layers move by these shares of their way, in so many epochs."""
     job, trials = prepare(csv_file, base, Plan(lr=1e-3, autofreeze=True), lambda _: None)
     model = Model(job.base, 2, "mean")
     bank = Bank(model, [lane_to_train(model, trials[0].resolution.selection)], prefix_dropout=False)
@@ -116,11 +122,11 @@ def lane_with_moves(csv_file, base, moves):
     judge = AutoFreeze([runner])
     flat = runner.flat.detach()
     flat += 1
-    judge([runner])
+    judge_at(judge, runner, 1.0)
     for layer, move in enumerate(moves):
         names = model.anatomy.names_below(layer + 1) - model.anatomy.names_below(layer)
         flat[bank.entries(0, names)] += move
-    judge([runner])
+    judge_at(judge, runner, 1.0 + epochs)
     return runner
 
 
@@ -132,6 +138,13 @@ def test_settled_layers_are_frozen_from_the_lowest_up(csv_file, base, monkeypatc
     assert [freezing.frozen_layers for freezing in runner.history.freezings] == ([frozen] if frozen else [])
 
 
+@pytest.mark.parametrize(("epochs", "frozen"), [(0.5, 0), (1.0, 1)])
+def test_a_move_is_judged_by_the_time_it_took(csv_file, base, epochs, frozen):
+    move = 0.33  # 0.25 of the way from the start; a training has 5 epochs, so 2.5 or 1.24 times that way in all of them
+    runner = lane_with_moves(csv_file, base, (move, 9), epochs)
+    assert runner.trial.epochs == 5 and runner.frozen == frozen
+
+
 def test_an_evaluation_freezes_at_most_half_of_the_layers_that_still_train(base, csv_file, monkeypatch):
     all_settled(monkeypatch)
     _, trials = prepare(csv_file, base, Plan(lr=1e-3, autofreeze=True), lambda _: None)
@@ -140,8 +153,8 @@ def test_an_evaluation_freezes_at_most_half_of_the_layers_that_still_train(base,
     runner = Runner(trials[0].trial, bank, 0)
     judge = AutoFreeze([runner])
     frozen = []
-    for _ in range(4):
-        judge([runner])
+    for number in range(4):
+        judge_at(judge, runner, number / 2)
         frozen.append(runner.frozen)
     assert model.anatomy.layers == 3 and frozen == [0, 2, 3, 3]
 
@@ -150,7 +163,7 @@ def test_an_evaluation_freezes_at_most_half_of_the_layers_that_still_train(base,
 
 
 def all_settled(monkeypatch):
-    monkeypatch.setattr(autofreeze, "SETTLED", 10.0)
+    monkeypatch.setattr(autofreeze, "SETTLED", 1000.0)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
@@ -180,7 +193,7 @@ def test_without_settled_layers_autofreeze_changes_nothing(base, csv_file, monke
 @pytest.mark.parametrize("memory", [0, 1 << 30], ids=["computed", "kept"])
 @pytest.mark.parametrize("step", [9, 12, 20, 30])
 def test_an_interrupted_run_resumes_to_the_same_bytes(base, csv_file, tmp_path, monkeypatch, step, memory):
-    monkeypatch.setattr(autofreeze, "SETTLED", 0.6)
+    monkeypatch.setattr(autofreeze, "SETTLED", 4.8)
     monkeypatch.setattr(training_job, "PREFIX_BYTES", memory)
     whole = train(csv_file, base, **AUTO)
     assert any(outcome.history.freezings for outcome in whole.trials)
@@ -199,7 +212,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(base, csv_file, tmp_path, 
 
 
 def test_a_lane_freezes_as_in_its_separate_run(base, csv_file, monkeypatch):
-    monkeypatch.setattr(autofreeze, "SETTLED", 0.6)
+    monkeypatch.setattr(autofreeze, "SETTLED", 4.8)
     together = train(csv_file, base, **AUTO).trials
     for outcome in together:
         alone = train(csv_file, base, **{**AUTO, "lr": outcome.trial.lr}).best

@@ -1,10 +1,11 @@
 """Freezing layers while they train, from the lowest up (after AutoFreeze, Liu et al. 2021).
 
 After each evaluation a lane's layers are judged by how far their trained entries moved since the evaluation before,
-relative to how far they have come from their start. A layer that moved by less than SETTLED has settled. The lowest
-layers that have all settled, the embeddings with them, are frozen: they keep their values, the backward pass ends above
-them, and their outputs for each row are computed once. A frozen layer never trains again. Each lane is judged by its
-own values alone.
+relative to how far they have come from their start. A layer that at this speed would move by less than SETTLED times
+that way in a whole training has settled. So it does not matter how often a lane is evaluated. The lowest layers that
+have all settled, the embeddings with them, are frozen: they keep their values, the backward pass ends above them, and
+their outputs for each row are computed once. A frozen layer never trains again. Each lane is judged by its own values
+alone.
 
 An evaluation freezes at most half of the layers that still train. Liu et al. do the same by freezing layers below the
 median. Without this limit all layers of a lane are frozen at once: under a schedule that falls to zero they settle at
@@ -23,7 +24,7 @@ from ..bank.bank import Bank
 from .history import Freezing
 from .loop import Runner
 
-SETTLED = 0.2
+SETTLED = 2.4  # LOG.md has the time and scores of others
 MOST_AT_ONCE = 0.5  # of the layers that still train
 LAST = "last"  # the name, in Runner.remembered, of the values at the last evaluation
 
@@ -47,10 +48,12 @@ class AutoFreeze:
         runner.remembered[LAST] = now
         if last is None:  # at the first evaluation the last move is all of the move so far
             return
+        before, latest = runner.history.evaluations[-2:]
+        share = (latest.epoch - before.epoch) / runner.trial.epochs  # of the training
         layers = runner.frozen
         training = self._layers[runner.k][layers:]
         for entries in training[: math.ceil(MOST_AT_ONCE * len(training))]:
-            if relative_move(start[entries], last[entries], now[entries]) > SETTLED:
+            if relative_move(start[entries], last[entries], now[entries]) > SETTLED * share:
                 break
             layers += 1
         if layers > runner.frozen:
