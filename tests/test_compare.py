@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import get_type_hints
 
@@ -16,6 +16,7 @@ from bitfit.data.examples import Columns, Dataset, Examples
 from bitfit.errors import DataError, Interrupted, UsageError
 from bitfit.report.comparison import judge
 from bitfit.study import compare as module
+from bitfit.study import forecast
 from bitfit.study.compare import Contest, Contestant, prepare_data
 from bitfit.study.examples import Rows
 from bitfit.study.methods import (
@@ -31,7 +32,7 @@ from bitfit.study.methods import (
 )
 from bitfit.study.passes import perform_on
 from bitfit.study.spec import Method
-from bitfit.study.store import Result
+from bitfit.study.store import Result, Results
 from support import reviews
 
 QUICK = {"seeds": 2, "rates": 2, "epochs": 1}
@@ -396,3 +397,13 @@ def test_pairing_makes_a_small_steady_difference_clear():
     line = judge(contest({"bitfit": first, "full": second}, 1200)).line("full")
     assert line.p < 0.05
     assert line.difference_interval[1] - line.difference_interval[0] < line.interval[1] - line.interval[0]
+
+
+def test_the_speed_of_training_is_not_that_of_solved_heads(tmp_path):
+    results = Results(tmp_path)
+    results.trials.mkdir()
+    for key, select, seconds in (("a", "none", 1000.0), ("b", "bias", 2.0)):
+        cost = {"work": 10.0, "seconds": seconds}
+        trial = Result(key, "done", "b", "t", "accuracy", {"select": select}, {}, 0.5, cost=cost)
+        (results.trials / f"{key}.json").write_text(json.dumps(asdict(trial)))
+    assert forecast.speed(results) == 5.0

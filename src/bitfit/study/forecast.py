@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..model.anatomy import Anatomy, anatomy
 from ..model.architectures import architecture
-from ..model.language import parse_init, select
+from ..model.language import asks_for_nothing, parse_init, select
 from ..model.selection import Selection
 from ..training.plan import MASK
 from .grid import Settings, rounds, tasks_and_sizes
@@ -221,12 +221,15 @@ def memory(job: Job, group: Sequence[Resolved]) -> float:
 
 
 def speed(results: Results) -> float:
-    """The speed of training, in operations per second: of earlier trials, else estimated by a matrix product."""
+    """The speed of training, in operations per second: of earlier trials, else estimated by a matrix product.
+
+    Solved heads tell nothing: they do not train.
+    """
     done = 0.0
     seconds = 0.0
     for path in sorted(results.trials.glob("*.json"))[:SPEED_FILES]:
         result = results.read(path.stem)
-        if result is not None:
+        if result is not None and not asks_for_nothing(result.trial["select"]):
             done += result.cost.get("work", 0.0)
             seconds += result.cost.get("seconds", 0.0)
     return done / seconds if seconds > 0 else PRODUCTS * _product_speed()
