@@ -170,6 +170,12 @@ def test_the_command_prints_a_table_and_writes_the_page(folders, csv_file, tmp_p
     assert (out / "compare.html").is_file()
 
 
+def test_the_advised_command_reads_the_data_as_the_comparison_did(base, csv_file):
+    options = {"methods": "bitfit,head", "seeds": 1, "rates": 1, "epochs": 1}
+    found = bitfit.compare(csv_file, base, text="text", max_length=32, **options)
+    assert found.command.startswith(f"bitfit train {csv_file} --text text --max-length 32 --base ")
+
+
 def test_a_budget_cuts_the_comparison_and_says_so(base, monkeypatch):
     monkeypatch.setattr(module.forecast, "speed", lambda _: 1.0)  # operations per second: nothing fits
     options = {"methods": "bitfit,head", "seeds": 3, "rates": 2, "epochs": 1, "budget": "10m"}

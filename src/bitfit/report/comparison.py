@@ -157,7 +157,7 @@ class Comparison:
         if self.advice.method is None or contest.source is None:
             return None
         line = self.line(self.advice.method)
-        words = ["bitfit", "train", contest.source]
+        words = ["bitfit", "train", contest.source, *contest.options]
         if contest.base_given is not None:
             words += ["--base", contest.base_given]
         words += ["--select", line.select]

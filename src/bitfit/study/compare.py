@@ -63,6 +63,10 @@ MOST_HELD_OUT = 2000
 ENOUGH_DEV = 200
 DEV_SHARE = 4
 LEAST_TRAIN, LEAST_HELD_OUT = 16, 8  # rows below which a comparison says nothing
+# Options of the plan that `bitfit train` must be given too, to read and score the data alike.
+SHARED_OPTIONS = (
+    "data", "encoding", "task", "text", "text_pair", "label", "separator", "metric", "positive", "max_length",
+)  # fmt: skip
 TIMED_SEED = 1  # on which every method trains alone
 MIXED = 8  # deltas of a mixed batch
 MIXED_BYTES = 1e9  # most memory of these deltas
@@ -107,6 +111,7 @@ class Contest:
     extent: Extent
     contestants: tuple[Contestant, ...]
     notes: tuple[str, ...]
+    options: tuple[str, ...] = ()  # of the command line: how the data is read and scored
 
 
 # ---- the data
@@ -540,7 +545,16 @@ class _Run:
             extent=self.extent,
             contestants=tuple(contestants),
             notes=tuple(self.notes),
+            options=self._options(),
         )
+
+    def _options(self) -> tuple[str, ...]:
+        words = []
+        for name in SHARED_OPTIONS:
+            value = getattr(self.plan, name)
+            if value is not None:
+                words += [f"--{name.replace('_', '-')}", str(value)]
+        return tuple(words)
 
 
 def _cut(dataset: Dataset, extent: Extent) -> Dataset:
