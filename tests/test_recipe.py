@@ -22,7 +22,7 @@ from bitfit.tasks import KINDS, Task
 from bitfit.tasks.encode import Encoded
 from bitfit.tasks.metrics import score
 from bitfit.training.calibration import SOLVED, HeldOut, best_shift
-from bitfit.training.convex import States, output_layer, solve, with_values
+from bitfit.training.convex import States, output_layer, sampled, solve, with_values
 from bitfit.training.evaluation import outputs
 from bitfit.training.history import Evaluation, History
 from bitfit.training.job import Part
@@ -76,6 +76,17 @@ def test_a_shrunk_head_keeps_its_direction_and_has_small_outputs():
     small = head.shrunk(states, 0.2)
     assert torch.allclose(small.weight / small.weight.norm(), head.weight / head.weight.norm())
     assert (small(states) - small.bias).std(0).mean().item() == pytest.approx(0.2, rel=1e-3)
+
+
+def test_a_sample_of_many_rows_has_the_few_that_are_held_out(monkeypatch):
+    monkeypatch.setattr("bitfit.training.convex.MOST_OUTPUTS", 100)
+    part = part_of(np.zeros(1000, np.int64))
+    few, many = np.arange(980, 1000), np.arange(500, 1000)
+    assert np.isin(few, sampled(part, few)).all() and len(sampled(part, few)) == 100
+    assert np.isin(sampled(part, many), many).sum() == 25 and len(sampled(part, many)) == 100
+    assert len(sampled(part)) == 100
+    monkeypatch.setattr("bitfit.training.convex.MOST_OUTPUTS", 1000)
+    assert np.array_equal(sampled(part, few), np.arange(1000))
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
@@ -280,6 +291,15 @@ def test_many_rows_hold_out_one_part_and_are_all_trained_on(base, larger, quick,
     rows = len(run.dataset.train) + len(run.dataset.dev)
     assert run.story.rows == rows and run.story.averaged == 1 and "held out" in run.story.how
     assert [outcome.status for outcome in run.trials].count("dropped") == 1
+
+
+def test_a_small_dev_file_of_a_large_train_file_is_scored(base, tmp_path, monkeypatch):
+    monkeypatch.setattr("bitfit.training.convex.MOST_OUTPUTS", 6)
+    for name, rows in (("train", reviews(200)), ("dev", reviews(212)[200:])):
+        lines = [f"{text} {name} {number},{label}\n" for number, (text, label) in enumerate(rows)]
+        (tmp_path / f"{name}.csv").write_text("text,label\n" + "".join(lines))
+    run = train(tmp_path, base, select="none")
+    assert "12 rows held out" in run.story.how and np.isfinite(run.story.candidates[0].loss)
 
 
 @pytest.fixture

@@ -166,12 +166,28 @@ class Solution:
     predicted: Array  # outputs for held-out rows, each by a head that has not seen it; zeros for others
 
 
-def sampled(part: Part) -> Array:
-    """The examples that a head is solved on: all, or a seeded draw with at most MOST_OUTPUTS outputs."""
+def sampled(part: Part, held: Array | None = None) -> Array:
+    """The examples that a head is solved on and scored with: all, or a seeded draw with about MOST_OUTPUTS outputs.
+
+    Of the examples `held` all are drawn, up to a quarter of the outputs: they can be few among many.
+    """
     weights = part.rows.lengths if part.by_token else None
-    counts = np.bincount(part.encoded.owner, weights, len(part.examples))
-    order: Array = np.random.default_rng(0).permutation(len(counts))
-    fitting = np.cumsum(counts[order]) <= MOST_OUTPUTS
+    counts: Array = np.bincount(part.encoded.owner, weights, len(part.examples))
+    everything = np.arange(len(counts))
+    if counts.sum() <= MOST_OUTPUTS:
+        return everything
+    if held is None:
+        return _drawn(everything, counts, MOST_OUTPUTS)
+    scored = _drawn(held, counts, MOST_OUTPUTS // 4)
+    solved = _drawn(np.setdiff1d(everything, held), counts, MOST_OUTPUTS - counts[scored].sum())
+    return np.sort(np.concatenate([scored, solved]))
+
+
+def _drawn(examples: Array, counts: Array, most: float) -> Array:
+    """A seeded draw of examples whose counts sum up to at most `most`; at least one, if there are any."""
+    order: Array = np.random.default_rng(0).permutation(examples)
+    fitting = np.cumsum(counts[order]) <= most
+    fitting[:1] = True
     return np.sort(order[fitting])
 
 

@@ -162,7 +162,7 @@ class _Recipe:
     def _solve_head(self) -> None:
         """Solve the head on the frozen base, on a sample of the examples if there are many, with cross-validation."""
         first = self.trials[0]
-        self.sample = sampled(self.data)
+        self.sample = sampled(self.data, None if self.by_fold else self.held)
         part = self.data.take(self.sample)
         self.states = head_states(self.job, part, first.resolution, first.trial.inject, first.trial.seed)
         self.sample_splits = [self._in_sample(split) for split in self.splits]
@@ -348,8 +348,8 @@ class _Recipe:
 
     def _outcome(self, trial: Trial, final: Final, held: HeldOut, history: History) -> Outcome:
         self._calibrate(final.bank, held)
-        tensors = final.bank.tensors(0)
         selection = self.trials[0].resolution.selection
+        tensors = final.bank.tensors(0)
         scores: Scores = {"dev": held.calibrated.scores}
         meta = describe(self.job, self.model, trial, selection, tensors, scores, final.steps, final.examples)
         return Outcome(trial, "done", scores, history, Delta(tensors, meta))
