@@ -159,6 +159,20 @@ def test_an_evaluation_freezes_at_most_half_of_the_layers_that_still_train(base,
     assert model.anatomy.layers == 3 and frozen == [0, 2, 3, 3]
 
 
+def test_layers_below_the_selection_stay_frozen(base, csv_file, monkeypatch):
+    all_settled(monkeypatch)
+    _, trials = prepare(csv_file, base, Plan(lr=1e-3, autofreeze=True), lambda _: None)
+    model = Model(tiny_base("bert"), 2, "mean")
+    bank = Bank(model, [lane_to_train(model, select(model.anatomy, "bias@last1", 0))], prefix_dropout=False)
+    runner = Runner(trials[0].trial, bank, 0)
+    judge = AutoFreeze([runner])
+    depths = []
+    for number in range(3):
+        judge_at(judge, runner, number / 2)
+        depths.append(bank.depths[0])
+    assert depths == [2, 3, 3]
+
+
 # ---- training
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import get_type_hints
@@ -33,6 +34,7 @@ from bitfit.study.methods import (
 from bitfit.study.passes import perform_on
 from bitfit.study.spec import Method
 from bitfit.study.store import Result, Results
+from bitfit.training.checkpoint import Store
 from support import reviews
 
 QUICK = {"seeds": 2, "rates": 2, "epochs": 1}
@@ -176,6 +178,41 @@ def test_the_advised_command_reads_the_data_as_the_comparison_did(base, csv_file
     assert found.command.startswith(f"bitfit train {csv_file} --text text --max-length 32 --base ")
 
 
+def test_another_positive_class_is_another_trial(base, csv_file, tmp_path):
+    options = {"methods": "bitfit,head", "seeds": 1, "rates": 1, "epochs": 1, "metric": "f1", "out": tmp_path}
+    first, second = (bitfit.compare(csv_file, base, positive=label, **options) for label in ("positive", "negative"))
+    assert first.contest.contestants[0].chosen[0].key != second.contest.contestants[0].chosen[0].key
+
+
+def test_grafts_of_other_sizes_are_methods(base):
+    plan = ComparePlan(methods="lora(W_q, 2), adapter(4), bitfit")
+    lora, adapter, _ = plan.chosen_methods
+    assert (lora.select, lora.inject) == ("injected", "lora(W_q, 2)")
+    assert (adapter.select, adapter.inject) == ("injected + layernorm", "adapter(4)")
+    with pytest.raises(UsageError, match="rank"):
+        ComparePlan(methods="lora(W_q, 0),bitfit")
+
+
+def test_fewer_rows_than_the_maximum_are_all_taken():
+    prepared = prepare_data(dataset(80), 80)
+    assert len(prepared.train) < 80 and any("not more than the 80" in note for note in prepared.notes)
+
+
+def test_a_method_that_freezes_or_prunes_is_advised_with_its_rate_and_epochs():
+    found = judge(contest({"bitfit": [right(240), right(241)], "autofreeze": [right(340), right(341)]}))
+    assert found.command == "bitfit train data.csv --select bias --autofreeze --lr 0.001 --epochs 1"
+
+
+def test_the_time_of_a_training_counts_what_was_before_a_stop(tmp_path):
+    store = Store(tmp_path, "key")
+    seconds, cpu = store._began
+    store._began = seconds - 1000, cpu - 500  # as if it had run for so long
+    store.save(0, 1, {}, {})
+    again = Store(tmp_path, "key")
+    again.load(0)
+    assert again.spent[0] >= 1000 and again.spent[1] >= 500
+
+
 def test_a_budget_cuts_the_comparison_and_says_so(base, monkeypatch):
     monkeypatch.setattr(module.forecast, "speed", lambda _: 1.0)  # operations per second: nothing fits
     options = {"methods": "bitfit,head", "seeds": 3, "rates": 2, "epochs": 1, "budget": "10m"}
@@ -197,7 +234,6 @@ def test_data_that_is_wrong_leaves_no_folder(folders, csv_file, tmp_path):
     words = ["compare", str(csv_file), "--base", str(folders("bert")), "--out", str(tmp_path / "out")]
     assert run_command([*words, "--methods", "bitfit,b_zzz"]) == 2
     assert run_command([*words, "--label", "nothing"]) != 0
-    assert run_command([*words, "--train-size", "100000"]) != 0
     assert not (tmp_path / "out").exists()
 
 
@@ -403,6 +439,43 @@ def test_pairing_makes_a_small_steady_difference_clear():
     line = judge(contest({"bitfit": first, "full": second}, 1200)).line("full")
     assert line.p < 0.05
     assert line.difference_interval[1] - line.difference_interval[0] < line.interval[1] - line.interval[0]
+
+
+def scored_by(contest, metric):
+    """The contest as if its scores were of another metric."""
+    contestants = []
+    for one in contest.contestants:
+        chosen = []
+        for result in one.chosen:
+            scores = {part: {metric: table["accuracy"]} for part, table in result.scores.items()}
+            chosen.append(replace(result, metric=metric, scores=scores))
+        contestants.append(replace(one, searched=tuple(chosen[:1]), chosen=tuple(chosen)))
+    return replace(contest, metric=metric, contestants=tuple(contestants))
+
+
+def test_without_rows_that_can_be_resampled_no_difference_is_clear():
+    """Seeds that agree say nothing on the chance in the test rows."""
+    winner = contest({"bitfit": [right(240), right(241)], "full": [right(340), right(341)]})
+    found = judge(scored_by(winner, "macro_f1"))
+    line = found.line("full")
+    assert (line.p, line.interval, line.difference_interval) == (1.0, None, None)
+    assert (found.advice.method, found.advice.sure) == ("full", False)
+    assert "the chance in the test rows is not known for macro_f1" in found.advice.text
+    assert any("cannot be resampled" in note for note in found.notes)
+    assert "clearly" not in found.markdown() and "not clear" in found.markdown()
+
+
+def test_a_difference_that_was_seen_and_is_not_clear_is_below_what_would_show():
+    """Of many methods each must be further behind, by Holm's correction."""
+    many = {"bitfit": [right(220), right(220)]}
+    many |= {f"method {n}": [right(200), [not hit for hit in right(200)]] for n in range(8)}
+    found = judge(contest(many))
+    behind = {line.difference for line in found.lines if line.difference is not None}
+    assert behind == {-5.0} and not found.advice.sure
+    below = re.search(r"a difference below (\d+\.\d) points would not show", found.advice.text)
+    line = found.line("method 0")
+    uncorrected = (line.difference_interval[1] - line.difference_interval[0]) / 2
+    assert float(below[1]) > 1.2 * uncorrected
 
 
 def test_the_speed_of_training_is_not_that_of_solved_heads(tmp_path):

@@ -34,7 +34,8 @@ from ..data.splits import split, subset
 from ..delta.delta import Delta
 from ..delta.meta import trial_table
 from ..errors import DataError, Interrupted, SelectionError, UsageError
-from ..model.base import Base, load_base
+from ..model.base import DEMO, Base, load_base
+from ..model.dtypes import FULL
 from ..model.language import asks_for_nothing
 from ..model.resolution import resolve_pool
 from ..prediction.predictor import MixedPredictor, Predictor
@@ -50,7 +51,7 @@ from ..training.run import with_fair_metric
 from . import forecast
 from .data import Opening, fingerprint
 from .grid import Point, wider_rate
-from .methods import ComparePlan, Extent, fit_extent, full_extent, spaced_rates, unknown_method
+from .methods import METHODS, ComparePlan, Extent, fit_extent, full_extent, spaced_rates, unknown_method
 from .passes import Pass, perform_on
 from .spec import Method
 from .store import Result, Results, key_of
@@ -137,9 +138,11 @@ def prepare_data(dataset: Dataset, size: int | None = None) -> Dataset:
     if not len(dev):
         train, dev = _hold_out(dataset, train, 2)
         notes.append(f"{len(dev):,} rows are held out as dev, to choose rates and checkpoints.")
-    if size is not None:
+    if size is not None and size < len(train):
         notes.append(f"{size:,} of {len(train):,} training rows were drawn.")
         train = train.take(subset(train, dataset.kind, size, 0))
+    elif size is not None:
+        notes.append(f"There are {len(train):,} training rows, not more than the {size:,} that were asked for.")
     most = max(ENOUGH_DEV, len(train) // DEV_SHARE)
     if len(dev) > most:
         notes.append(f"{most:,} of {len(dev):,} dev rows were drawn: they are scored ten times in each training.")
@@ -190,7 +193,12 @@ def run_contest(
                 contest = run.contest()
             except Interrupted:
                 raise Interrupted("stopped; the same command continues from the last checkpoint") from None
-    return replace(contest, base_given=base.name if isinstance(base, Base) else base)
+    return replace(contest, base_given=_origin(base) if isinstance(base, Base) else base)
+
+
+def _origin(base: Base) -> str:
+    """What loads a base again: its hub id, its folder, or the name of the demo's."""
+    return base.name if base.hub or base.name == DEMO else str(base.config._name_or_path)
 
 
 def _ignore(*_: object) -> None:
@@ -264,6 +272,10 @@ class _Run:
         """Train on the rows of this job from now on."""
         self.job = job
         self.digest = fingerprint(job.dataset)
+        if self.plan.positive is not None:
+            self.digest += f" positive {self.plan.positive}"
+        if job.base.dtype != FULL:
+            self.digest += f" dtype {job.base.dtype}"
         self.epochs = self.plan.epochs or recipe_epochs(len(job.dataset.train))
 
     def _methods_by_size(self) -> list[tuple[Method, Resolved]]:
@@ -288,6 +300,9 @@ class _Run:
         try:
             resolved = resolve_trials(self.base, [self._trial(method, 1.0, 0)])[0]
         except SelectionError as error:
+            if method.name in METHODS:
+                reason = f'"{method.name}" cannot be trained on {self.base.name} ({error})'
+                raise UsageError(f"--methods: {reason}") from error
             raise unknown_method(method.name, str(error)) from error
         evaluations = resolved.trial.epochs * resolved.trial.evals_per_epoch
         if method.autofreeze and evaluations < EVALUATIONS_TO_FREEZE:
@@ -352,16 +367,17 @@ class _Run:
         return extent
 
     def _work(self, extent: Extent, most: Extent) -> float:
-        """The floating-point operations of a comparison; those of a trial grow with its rows and epochs."""
+        """The floating-point operations of a comparison; those of a training grow with its rows and epochs."""
         share = extent.rows / most.rows
         if self.plan.epochs is None:
             share *= recipe_epochs(extent.rows) / self.epochs
-        total = 0.0
+        training = testing = 0.0
         for _, resolved in self.methods:
             trials = extent.trials if resolved.resolution.selection else extent.seeds
-            total += trials * forecast.training_work(self.job, resolved)
-            total += extent.seeds * forecast.gate_work(self.job, resolved)  # all rates of a seed share its gates
-        return total * share
+            training += trials * forecast.training_work(self.job, resolved)
+            training += extent.seeds * forecast.gate_work(self.job, resolved)  # all rates of a seed share its gates
+            testing += trials * forecast.test_work(self.job)
+        return training * share + testing
 
     def _estimate(self) -> str:
         """The time of all trainings."""

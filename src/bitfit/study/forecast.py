@@ -178,6 +178,12 @@ def training_work(job: Job, resolved: Resolved) -> float:
     return work(effort, _layer_parameters(job), tokens, dev_tokens, trial.epochs, trial.evals_per_epoch)
 
 
+def test_work(job: Job) -> float:
+    """Floating-point operations that it takes to score the test rows once."""
+    tokens = sum(len(part.rows.ids) for part in job.tests.values())
+    return 2.0 * _layer_parameters(job) * tokens
+
+
 def gate_work(job: Job, resolved: Resolved) -> float:
     """Floating-point operations that it takes to learn a trial's selection; 0 if it is not learned."""
     trial, resolution = resolved.trial, resolved.resolution

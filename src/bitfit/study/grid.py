@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any
 
+from ..model.language import asks_for_nothing
 from .spec import Method, Protocol, Study
 
 WIDENINGS = 2  # how often a cell whose best rate is its smallest or largest tries a further one
@@ -101,12 +103,22 @@ def _sizes(study: Study, settings: Settings, task: str) -> list[int | None]:
 def rates(
     study: Study, settings: Settings, method: Method, task: str, base: str, defaults: DefaultRates
 ) -> tuple[float, ...]:
-    """The rates of a method: the paper's on the paper's bases, else the defaults for the selection and the base."""
+    """The rates of a method: the paper's on the paper's bases, else the defaults for the selection and the base.
+
+    A head alone is solved, not trained in steps, so one rate is enough.
+    """
     if isinstance(settings.lr, tuple):
-        return settings.lr
-    if not method.fixed and _takes_default_rates(study, settings, base):
-        return defaults(method)
-    return method.rates_by_task.get(task, method.rates)
+        tried = settings.lr
+    elif not method.fixed and _takes_default_rates(study, settings, base):
+        tried = defaults(method)
+    else:
+        tried = method.rates_by_task.get(task, method.rates)
+    return tried[:1] if is_solved(method) else tried
+
+
+def is_solved(method: Method) -> bool:
+    """Whether a method trains only the head, which a study solves by convex optimisation: it has no rate."""
+    return method.head == "full" and asks_for_nothing(method.select)
 
 
 def tries_default_rates(study: Study, settings: Settings, base: str) -> bool:
@@ -134,7 +146,13 @@ def search(study: Study, settings: Settings, base: str, defaults: DefaultRates) 
     return points
 
 
-def widen(study: Study, settings: Settings, base: str, scores: Mapping[Point, float | None]) -> list[Point]:
+def widen(
+    study: Study,
+    settings: Settings,
+    base: str,
+    scores: Mapping[Point, float | None],
+    losses: Mapping[Point, float] | None = None,
+) -> list[Point]:
     """For each cell whose best rate is the smallest or largest it tried, one rate further out.
 
     Rates that a user names, the paper's rates on the paper's base and rates that the study fixes are not widened.
@@ -144,7 +162,7 @@ def widen(study: Study, settings: Settings, base: str, scores: Mapping[Point, fl
     points = []
     for of_cell in by_cell(scores).values():
         method = study.method(of_cell[0].method)
-        best = choose({point: scores[point] for point in of_cell})
+        best = choose({point: scores[point] for point in of_cell}, losses)
         tried = sorted({point.lr for point in of_cell})
         if best is None or method.fixed:
             continue
@@ -169,11 +187,16 @@ def wider_rate(tried: Sequence[float], best: float) -> float | None:
     return float(f"{further:.2g}")
 
 
-def repeat(study: Study, settings: Settings, scores: Mapping[Point, float | None]) -> list[Point]:
+def repeat(
+    study: Study,
+    settings: Settings,
+    scores: Mapping[Point, float | None],
+    losses: Mapping[Point, float] | None = None,
+) -> list[Point]:
     """The second stage: the other seeds of each cell, at the rate and batch size with the best score."""
     points = []
     for of_cell in by_cell(scores).values():
-        best = choose({point: scores[point] for point in of_cell})
+        best = choose({point: scores[point] for point in of_cell}, losses)
         if best is None:
             continue
         method, task, size = of_cell[0].cell
@@ -196,21 +219,54 @@ def by_cell(points: Iterable[Point]) -> dict[tuple[str, str, int | None], list[P
     return cells
 
 
-def choose(scores: Mapping[Point, float | None]) -> tuple[float, int] | None:
-    """The rate and batch size of a cell with the best mean score over the seeds that all of them have."""
-    by_pair: dict[tuple[float, int], dict[int, float]] = {}  # rate and batch size -> seed -> score
+Pair = tuple[float, int]
+"""A rate and a batch size."""
+
+
+def choose(
+    scores: Mapping[Point, float | None], losses: Mapping[Point, float] | None = None
+) -> Pair | None:
+    """The rate and batch size of a cell with the best mean score over the seeds that all of them have.
+
+    Of equal ones the dev loss decides, where it is known of all, then the rate nearest to the middle of those tried.
+    """
+    by_pair: dict[Pair, list[Point]] = {}
     for point, score in scores.items():
         if score is not None:
-            by_pair.setdefault((point.lr, point.batch), {})[point.seed] = score
+            by_pair.setdefault((point.lr, point.batch), []).append(point)
     if not by_pair:
         return None
-    shared = set.intersection(*(set(by_seed) for by_seed in by_pair.values()))
+    compared = _on_shared_seeds(by_pair)
+    known = {point: score for point, score in scores.items() if score is not None}
+    best = _largest({pair: _mean(points, known) for pair, points in compared.items()})
+    if losses is not None and all(point in losses for pair in best for point in compared[pair]):
+        best = _largest({pair: -_mean(compared[pair], losses) for pair in best})
+    return _nearest_to_middle(best, by_pair)
 
-    def mean(pair: tuple[float, int]) -> float:
-        values = [score for seed, score in by_pair[pair].items() if seed in shared or not shared]
-        return sum(values) / len(values)
 
-    return max(by_pair, key=mean)
+def _on_shared_seeds(by_pair: Mapping[Pair, list[Point]]) -> dict[Pair, list[Point]]:
+    """The points of each pair on the seeds that all pairs have; all points where there is no such seed."""
+    shared = set.intersection(*({point.seed for point in points} for points in by_pair.values()))
+    if not shared:
+        return dict(by_pair)
+    return {pair: [point for point in points if point.seed in shared] for pair, points in by_pair.items()}
+
+
+def _mean(points: Sequence[Point], values: Mapping[Point, float]) -> float:
+    return math.fsum(values[point] for point in points) / len(points)
+
+
+def _largest(values: Mapping[Pair, float]) -> list[Pair]:
+    """The pairs with the largest value."""
+    most = max(values.values())
+    return [pair for pair, value in values.items() if math.isclose(value, most)]
+
+
+def _nearest_to_middle(pairs: Sequence[Pair], tried: Iterable[Pair]) -> Pair:
+    """The pair whose rate is nearest to the middle of the rates that were tried, counted in steps; of two the first."""
+    rates = sorted({rate for rate, _ in tried})
+    middle = (len(rates) - 1) / 2
+    return min(pairs, key=lambda pair: abs(rates.index(pair[0]) - middle))
 
 
 def differences(study: Study, settings: Settings, base: str, name: str) -> list[str]:

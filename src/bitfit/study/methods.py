@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict
 
-from ..errors import UsageError, suggest
+from ..errors import BitfitError, UsageError, suggest
 from ..training.plan import DEVICES
 from .grid import WIDENINGS, WIDER
 from .spec import Method
@@ -143,13 +143,24 @@ def method_names(text: str) -> list[str]:
 
 
 def _method(name: str) -> Method:
-    """The method of a name, or a selection as a method."""
+    """The method of a name; a graft such as lora(W_q, 4), or a selection, as a method."""
     if name in METHODS:
         return METHODS[name]
+    for known in (METHODS["lora"], METHODS["adapters"]):
+        if name.startswith(known.inject.partition("(")[0] + "("):
+            return _grafted(name, known)
     try:
         return Method(name, name, ())
     except ValueError as error:
         raise unknown_method(name, str(error)) from error
+
+
+def _grafted(name: str, known: Method) -> Method:
+    """A method with another graft of the same kind."""
+    try:
+        return replace(known, name=name, inject=name)
+    except (ValueError, BitfitError) as error:
+        raise UsageError(f"--methods: {error}") from error
 
 
 def unknown_method(name: str, why: str) -> UsageError:

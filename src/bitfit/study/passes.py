@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import platform
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -141,19 +140,21 @@ def perform_on(job: Job, work: Pass, watch: Watch, gap: bool = True) -> list[tup
     """
     store = _checkpoints(work)
     reset_peak()
-    began, cpu_began = time.monotonic(), time.process_time()
     job.stop.requested = False
     with threads(work.threads), job.stop.listening(), torch.random.fork_rng(devices=[]):
         trials = resolve_trials(job.base, work.trials)
         scored = {"train": job.train_sample, **job.tests} if gap else job.tests
-        outcomes = run_pass(job, trials, 0, store, watch, lambda _: None, scored, solve_frozen=True)
-        share = 1 / len(outcomes)
-        cost = {
-            "seconds": (time.monotonic() - began) * share,
-            "cpu": (time.process_time() - cpu_began) * share,
-            "memory": peak_memory(),
-            "work": work.work * share,
-        }
+        cost: dict[str, float] = {}
+
+        def take_time() -> None:
+            seconds, cpu = store.spent
+            cost["seconds"] = seconds / len(trials)
+            cost["cpu"] = cpu / len(trials)
+
+        outcomes = run_pass(
+            job, trials, 0, store, watch, lambda _: None, scored, solve_frozen=True, after_training=take_time
+        )
+        cost |= {"memory": peak_memory(), "work": work.work / len(trials), "lanes": len(trials)}
         facts = _facts(job, cost)
         results = []
         for outcome, key in zip(outcomes, work.keys, strict=True):

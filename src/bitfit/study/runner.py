@@ -24,7 +24,7 @@ from .grid import Point, Settings
 from .manifest import BaseFacts, Entry, Frame, Manifest, RunFacts
 from .passes import Engine, Opened, Pass, versions, workspace
 from .spec import Method, Study
-from .store import Result, Results, key_of, standings
+from .store import Result, Results, dev_losses, key_of, standings
 
 Meter = Callable[[float, float], None]
 """Called with the work done and the total work."""
@@ -63,14 +63,17 @@ class Campaign:
 
     def widen(self, done: Sequence[Point]) -> list[Point]:
         """Further rates for cells whose best one is the smallest or largest that was tried."""
-        return grid.widen(self.study, self.settings, self.base or self.name, self._standings(done))
+        results = self._results_of(done)
+        base = self.base or self.name
+        return grid.widen(self.study, self.settings, base, standings(results), dev_losses(results))
 
     def repeat(self, done: Sequence[Point]) -> list[Point]:
         """The other seeds of each cell, once its rate is chosen."""
-        return grid.repeat(self.study, self.settings, self._standings(done))
+        results = self._results_of(done)
+        return grid.repeat(self.study, self.settings, standings(results), dev_losses(results))
 
-    def _standings(self, done: Sequence[Point]) -> dict[Point, float | None]:
-        return standings({point: self.results.read(self.keys[point]) for point in done if point in self.keys})
+    def _results_of(self, points: Sequence[Point]) -> dict[Point, Result | None]:
+        return {point: self.results.read(self.keys[point]) for point in points if point in self.keys}
 
     def _default_rates(self, method: Method) -> tuple[float, ...]:
         base = self.workspace.base

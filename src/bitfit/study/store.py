@@ -33,6 +33,7 @@ except ImportError:  # Windows has none: there, two runs of a study are not kept
     fcntl = None  # type: ignore[assignment]
 
 LOOP = 1  # raise it when a change of the training loop changes outcomes
+FREEZING = 2  # and this one when AutoFreeze freezes other layers
 JOURNAL = "results.json"
 
 
@@ -72,7 +73,10 @@ class Result:
 
 def key_of(trial: Mapping[str, Any], data: str, base: str) -> str:
     """The name of a result: a digest of everything that decides the outcome."""
-    text = json.dumps({"trial": dict(trial), "data": data, "base": base, "loop": LOOP}, sort_keys=True)
+    facts: dict[str, Any] = {"trial": dict(trial), "data": data, "base": base, "loop": LOOP}
+    if trial.get("autofreeze"):
+        facts["freezing"] = FREEZING
+    text = json.dumps(facts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
@@ -193,6 +197,21 @@ def standings(results: Mapping[Point, Result | None]) -> dict[Point, float | Non
             else:
                 scores[point] = result.score("dev")
     return scores
+
+
+def dev_losses(results: Mapping[Point, Result | None]) -> dict[Point, float]:
+    """The dev loss of each trial's kept checkpoint, where it is known; it decides between equal dev scores."""
+    losses = {}
+    for point, result in results.items():
+        if result is not None and result.status == "done" and result.evaluations:
+            losses[point] = _kept_loss(result)
+    return losses
+
+
+def _kept_loss(result: Result) -> float:
+    """The dev loss at the best epoch; epochs are rounded in a result."""
+    _, loss, _ = min(result.evaluations, key=lambda line: abs(line[0] - result.best_epoch))
+    return loss
 
 
 def slug(name: str) -> str:

@@ -50,13 +50,13 @@ class AutoFreeze:
             return
         before, latest = runner.history.evaluations[-2:]
         share = (latest.epoch - before.epoch) / runner.trial.epochs  # of the training
-        layers = runner.frozen
+        layers = frozen = runner.bank.depths[runner.k]  # layers below the selection are frozen from the start
         training = self._layers[runner.k][layers:]
         for entries in training[: math.ceil(MOST_AT_ONCE * len(training))]:
             if relative_move(start[entries], last[entries], now[entries]) > SETTLED * share:
                 break
             layers += 1
-        if layers > runner.frozen:
+        if layers > frozen:
             runner.freeze(layers)
             runner.history.freezings.append(Freezing(runner.evaluated, layers))
 

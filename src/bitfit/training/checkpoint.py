@@ -28,6 +28,15 @@ class Store:
         self._seconds = seconds
         self._wait = seconds
         self._last = time.monotonic()
+        self._began = self._last, time.process_time()
+        self._before = 0.0, 0.0  # spent by earlier processes, up to the checkpoint that was read
+
+    @property
+    def spent(self) -> tuple[float, float]:
+        """Seconds and seconds of CPU since the run began, those before its last stop included."""
+        seconds = time.monotonic() - self._began[0]
+        cpu = time.process_time() - self._began[1]
+        return self._before[0] + seconds, self._before[1] + cpu
 
     def due(self) -> bool:
         """Whether it is time for the next checkpoint."""
@@ -42,8 +51,9 @@ class Store:
         if self.folder is None:
             return
         began = time.monotonic()
+        facts = {"key": self.key, "spent": list(self.spent), **facts}
         try:
-            safefile.write(self.folder / f"pass{number}-{step:09d}.checkpoint", tensors, {"key": self.key, **facts})
+            safefile.write(self.folder / f"pass{number}-{step:09d}.checkpoint", tensors, facts)
             for old in self._files(number)[:-kept]:
                 old.unlink(missing_ok=True)
         except (UsageError, WriteError) as error:
@@ -66,6 +76,8 @@ class Store:
                     f"{self.folder} holds checkpoints of another run (other data, base or options); "
                     "use the same command, another --out, or run without --resume to start again"
                 )
+            seconds, cpu = facts.get("spent", (0.0, 0.0))
+            self._before = max(self._before, (seconds, cpu))
             step = int(path.stem.rpartition("-")[2])
             return step, {name: np.array(array) for name, array in tensors.items()}, facts
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from .job import Job, Part
 from .loop import Runner, Watch, evaluate_only, fit
 from .outcome import Outcome, Scores, describe
 from .plan import Trial
-from .resolved import Resolved, start_lane
+from .resolved import Resolved, delta_tensors, start_lane
 
 
 def run_pass(
@@ -39,10 +39,12 @@ def run_pass(
     note: Say,
     scored: Mapping[str, Part],
     solve_frozen: bool = False,
+    after_training: Callable[[], None] | None = None,
 ) -> list[Outcome]:
     """Train the trials of pass `number` as the lanes of one bank; `scored` are the parts to score besides dev.
 
     With `solve_frozen` trials that train the head only get it by convex optimisation, without the loop.
+    `after_training` is called before the parts are scored.
     """
     first = group[0].trial
     models = _models(job, group)
@@ -65,6 +67,8 @@ def run_pass(
     else:
         after_evaluation = AutoFreeze(runners) if first.autofreeze else None
         fit(job, runners, number, store, watch, after_evaluation=after_evaluation)
+    if after_training is not None:
+        after_training()
     return _outcomes(job, runners, [resolved.resolution.selection for resolved in group], scored)
 
 
@@ -181,7 +185,7 @@ def _outcome(job: Job, runner: Runner, selection: Selection, scores: Scores, pre
     if "train" in scores:
         train_score = scores["train"][trial.metric].value
         history = replace(history, train=TrainScore(train_score, len(job.train_sample.examples)))
-    tensors = runner.bank.tensors(runner.k)
+    tensors = delta_tensors(runner.bank, runner.k, selection)
     model = runner.bank.models[runner.k]
     meta = describe(job, model, trial, selection, tensors, scores, runner.best_step, len(job.train.examples))
     if history.gates is not None:

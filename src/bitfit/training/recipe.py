@@ -46,7 +46,7 @@ from .job import Job, encode_part
 from .loop import Runner, Watch, fit, steps_per_epoch
 from .outcome import Outcome, Scores, describe
 from .plan import FEW, Trial
-from .resolved import Resolved, passes, start_lane
+from .resolved import Resolved, delta_tensors, passes, start_lane
 
 VERSION = 2  # raised when the recipe is changed so that its deltas differ; benchmarks record it
 AVERAGED = 2  # trainings whose values are averaged, with few rows
@@ -349,7 +349,7 @@ class _Recipe:
     def _outcome(self, trial: Trial, final: Final, held: HeldOut, history: History) -> Outcome:
         self._calibrate(final.bank, held)
         selection = self.trials[0].resolution.selection
-        tensors = final.bank.tensors(0)
+        tensors = delta_tensors(final.bank, 0, selection)
         scores: Scores = {"dev": held.calibrated.scores}
         meta = describe(self.job, self.model, trial, selection, tensors, scores, final.steps, final.examples)
         return Outcome(trial, "done", scores, history, Delta(tensors, meta))

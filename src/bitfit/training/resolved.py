@@ -7,8 +7,11 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from ..arrays import Tensors
+from ..bank.bank import Bank
 from ..bank.lanes import Lane, lane_to_train
 from ..bank.sparse import SCATTERED
+from ..delta.delta import INDEX, VALUE
 from ..model.base import Base
 from ..model.grafts import GRAFTS
 from ..model.resolution import Resolution, resolve, resolve_pool
@@ -102,6 +105,17 @@ def reachable(job: Job, selection: Selection) -> Selection:
     tokens = np.union1d(job.train.rows.ids, special).astype(np.int64)
     entries = tokens[:, None] * width + np.arange(width)
     return replace(selection, entries={**selection.entries, name: entries.ravel()})
+
+
+def delta_tensors(bank: Bank, k: int, selection: Selection) -> Tensors:
+    """Lane k's tensors as in a delta. What is selected as a whole is stored as a whole, words without a text too."""
+    tensors = bank.tensors(k)
+    for name, index in selection.entries.items():
+        if index is None and name + INDEX in tensors:
+            whole = bank.model.base.values(name).astype(np.float32, copy=True)
+            whole.reshape(-1)[tensors.pop(name + INDEX)] = tensors.pop(name + VALUE)
+            tensors[name] = whole
+    return tensors
 
 
 def passes(trials: Iterable[Resolved], lanes: int | None = None) -> list[list[Resolved]]:
