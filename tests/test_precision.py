@@ -235,8 +235,9 @@ def test_a_run_of_another_type_is_not_continued(folders, csv_file, tmp_path):
 
     keys = set()
     for dtype in ("float32", "bfloat16"):
-        job, trials = prepare(csv_file, str(folders("bert")), Plan(lr=1e-2, dtype=dtype), lambda _: None)
-        keys.add(run_key(job, [trials]))
+        plan = Plan(lr=1e-2, dtype=dtype)
+        job, trials = prepare(csv_file, str(folders("bert")), plan, lambda _: None)
+        keys.add(run_key(job, [trials], plan))
     assert len(keys) == 2
 
 

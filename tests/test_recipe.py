@@ -15,7 +15,7 @@ from bitfit.bank.bank import Bank
 from bitfit.bank.lanes import lane_to_train
 from bitfit.data.examples import Examples
 from bitfit.data.splits import folds
-from bitfit.errors import Diverged, Interrupted
+from bitfit.errors import Diverged, Interrupted, UsageError
 from bitfit.model.rows import Rows
 from bitfit.model.task_model import Model
 from bitfit.tasks import KINDS, Task
@@ -269,6 +269,18 @@ def test_an_interrupted_default_run_resumes_to_the_same_bytes(base, larger, tmp_
         train(larger, base, out=out, watch=stop, checkpoint_seconds=0)
     train(larger, base, out=out, resume=True, checkpoint_seconds=0)
     assert out.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("other", [{"seed": 0}, {"lanes": 2}])
+def test_a_default_run_is_not_resumed_with_options_that_change_its_passes(base, csv_file, tmp_path, quick, other):
+    def stop(part, step, total, runners):
+        raise Interrupted("now")
+
+    out = tmp_path / "d.safetensors"
+    with pytest.raises(Interrupted):
+        train(csv_file, base, out=out, watch=stop)
+    with pytest.raises(UsageError, match="checkpoints of another run"):
+        train(csv_file, base, out=out, resume=True, **other)
 
 
 def test_the_worst_of_three_lanes_is_dropped_once(base, csv_file):

@@ -216,7 +216,7 @@ def _train(
         groups = passes(trials, plan.lanes)
         folder = None if out is None else run_folder(out)
         by_recipe = follows_recipe(plan)
-        store = Store(folder, run_key(job, groups, by_recipe), checkpoint_seconds)
+        store = Store(folder, run_key(job, groups, plan), checkpoint_seconds)
         if not resume and store.clear():
             note("The checkpoints of an interrupted run were dropped; --resume would have gone on from them.")
         with job.stop.listening(), torch.random.fork_rng(devices=[]):
@@ -345,7 +345,7 @@ def _follow(job: Job, trials: list[Resolved], store: Store, watch: Watch, note: 
     first = trials[0]
     model = Model(job.base, job.task.outputs, first.trial.pool, first.trial.inject)
     check_selection(first.trial, first.resolution.selection, model, note)
-    exact = plan.seed is not None
+    exact = _is_exact(plan)
     if recipe.uses_folds(job.dataset, exact):
         rows = len(job.dataset.train) + len(job.dataset.dev)
         note(
@@ -416,17 +416,29 @@ def run_folder(out: str | Path) -> Path:
     return path.with_name(path.name.removesuffix(".safetensors") + ".run")
 
 
-def run_key(job: Job, groups: list[list[Resolved]], by_recipe: bool = False) -> str:
+def run_key(job: Job, groups: list[list[Resolved]], plan: Plan) -> str:
     """A digest of everything that decides the outcome, so that checkpoints are never mixed up."""
     table = []
     for group in groups:
         table.append([asdict(resolved.trial) for resolved in group])
-    state = hashlib.sha256(json.dumps([by_recipe, table], sort_keys=True).encode())
+    state = hashlib.sha256(json.dumps([_recipe_key(plan), table], sort_keys=True).encode())
     state.update(f"{__version__} {job.base.fingerprint} {job.base.dtype} {job.task} {job.encoder.long}".encode())
     for part in (job.dataset.train, job.dataset.dev):
         for row in zip(part.texts, part.pairs or part.texts, part.labels, strict=True):
             state.update(repr(row).encode())
     return state.hexdigest()
+
+
+def _recipe_key(plan: Plan) -> list[Any]:
+    """What decides the passes of the default recipe besides its trials; empty for the plain recipe."""
+    if not follows_recipe(plan):
+        return []
+    return [recipe.VERSION, _is_exact(plan), plan.lanes]
+
+
+def _is_exact(plan: Plan) -> bool:
+    """Whether the recipe makes one training with a given seed: without folds and without averages."""
+    return plan.seed is not None
 
 
 def _write_histories(outcomes: list[Outcome], folder: Path) -> None:
