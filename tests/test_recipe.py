@@ -15,7 +15,7 @@ from bitfit.bank.bank import Bank
 from bitfit.bank.lanes import lane_to_train
 from bitfit.data.examples import Examples
 from bitfit.data.splits import folds
-from bitfit.errors import Diverged, Interrupted, UsageError
+from bitfit.errors import Interrupted, UsageError
 from bitfit.model.rows import Rows
 from bitfit.model.task_model import Model
 from bitfit.tasks import KINDS, Task
@@ -433,10 +433,16 @@ def test_the_last_step_counts_windows_not_sentences(base, tmp_path, monkeypatch,
     assert trial.best_step > 2 * 40 / trial.batch if select == "bias" else trial.best_step == 0
 
 
-def test_the_histories_of_trials_that_all_diverge_are_written(base, csv_file, tmp_path, quick, monkeypatch):
+def test_the_head_alone_is_delivered_if_every_trial_diverges(base, csv_file, tmp_path, quick, monkeypatch):
     monkeypatch.setattr("bitfit.training.resolved.recipe_rates", lambda rates, rows: (1e30, 1e31))
-    with pytest.raises(Diverged, match="every trial diverged"):
-        train(csv_file, base, out=tmp_path / "d.safetensors")
+    run = train(csv_file, base, out=tmp_path / "d.safetensors")
+    assert [outcome.status for outcome in run.trials] == ["diverged", "diverged"]
+    assert run.story.diverged == (1e30, 1e31) and [candidate.chosen for candidate in run.story.candidates] == [True]
+    assert "The head alone is delivered, because no training was left." in run.notes
+    assert not list(tmp_path.rglob("*.checkpoint"))
+    frozen = train(csv_file, base, select="none")
+    for name in ("head.classifier.weight", "head.classifier.bias"):
+        assert np.array_equal(run.best.delta.tensors[name], frozen.best.delta.tensors[name])
     histories = sorted((tmp_path / "d.run").glob("lr*.jsonl"))
     assert len(histories) == 2
     assert all('"diverged": true' in path.read_text() for path in histories)

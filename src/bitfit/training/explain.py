@@ -90,6 +90,7 @@ class Story:
     expected: Score
     rows: int  # that the delta was trained on
     averaged: int  # trainings whose values were averaged
+    diverged: tuple[float, ...] = ()  # learning rates with which training diverged
     calibration: Calibration | None = None
     threshold: float = 0.0  # added to the second of two classes
     classes: tuple[ClassScore, ...] = ()
@@ -162,9 +163,11 @@ def suspects(held: HeldOut) -> tuple[Suspect, ...]:
 def sentences(story: Story) -> list[str]:
     """The story in a few sentences."""
     tried = "; ".join(f"{_name(candidate)}: {100 * candidate.score:.1f}" for candidate in story.candidates)
-    chosen = next(_name(candidate) for candidate in story.candidates if candidate.chosen)
     lines = [f"Tried with {story.how} ({story.metric}): {tried}."]
-    lines.append(f"Chosen by the loss on these rows: {chosen}.")
+    if story.diverged:
+        rates = ", ".join(f"{rate:g}" for rate in story.diverged)
+        lines.append(f"Training diverged, because the loss was not a number: learning rate {rates}.")
+    lines.append(_choice_sentence(story))
     again = f" {story.averaged} times and averaged" if story.averaged > 1 else ""
     expected = f"Expected on new data: {story.metric} {_with_interval(story.expected)}."
     lines.append(f"The delta is trained on {story.rows:,} rows{again}. {expected}")
@@ -181,6 +184,13 @@ def sentences(story: Story) -> list[str]:
         looks = "1 label looks" if len(story.suspects) == 1 else f"{len(story.suspects):,} labels look"
         lines.append(f"{looks} wrong.")
     return lines
+
+
+def _choice_sentence(story: Story) -> str:
+    if story.diverged and len(story.candidates) == 1:
+        return "The head alone is delivered, because no training was left."
+    chosen = next(_name(candidate) for candidate in story.candidates if candidate.chosen)
+    return f"Chosen by the loss on these rows: {chosen}."
 
 
 def _name(candidate: Candidate) -> str:

@@ -103,11 +103,11 @@ class Final:
 
 @dataclass(frozen=True, eq=False)
 class Followed:
-    """The result of the recipe; without best and story if every trial diverged."""
+    """The result of the recipe."""
 
     trials: list[Outcome]
-    best: Outcome | None = None
-    story: Story | None = None
+    best: Outcome
+    story: Story
 
 
 def follow(
@@ -248,17 +248,17 @@ class _Recipe:
 
     def deliver(self) -> Followed:
         """Choose, train on all examples and explain; if that last training diverges, choose again without it."""
-        while (choice := self._choice()) is not None:
-            final = self._head_alone() if choice.searched is None else self._trained(choice.searched)
+        choice = self._choice()
+        while choice.searched is not None:
+            final = self._trained(choice.searched)
             if final is not None:
                 return self._followed(choice, final)
-        return Followed([self._rejected(searched) for searched in self.searched])
+            choice = self._choice()
+        return self._followed(choice, self._head_alone())
 
-    def _choice(self) -> Choice | None:
-        """The trial with the least loss on held-out examples, or the head alone; None if every trial diverged."""
+    def _choice(self) -> Choice:
+        """The trial with the least loss on held-out examples, or the head alone: if it is better or all diverged."""
         done = [searched for searched in self.searched if searched.held is not None]
-        if self.searched and not done:
-            return None
         best = min(done, key=lambda searched: searched.loss, default=None)
         if best is None or best.held is None or self._frozen_is_better(best.held):
             return Choice(None, self.head_only)
@@ -362,6 +362,7 @@ class _Recipe:
         return Story(
             how=self._how(),
             candidates=tuple(self._candidates(choice)),
+            diverged=tuple(searched.trial.lr for searched in self.searched if searched.status == "diverged"),
             metric=metric,
             expected=held.scores[metric],
             rows=final.examples,

@@ -352,8 +352,6 @@ def _follow(job: Job, trials: list[Resolved], store: Store, watch: Watch, note: 
             f"Few rows, so this split is not used: {FOLDS}-fold cross-validation holds out each of {rows:,} rows once."
         )
     followed = recipe.follow(job, trials, store, watch, exact=exact, lanes=plan.lanes)
-    if followed.best is None or followed.story is None:
-        return _Trained(followed.trials, None)
     best = followed.best
     if plan.gap:
         best = _with_scores(job, best, {"train": job.train_sample})
