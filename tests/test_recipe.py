@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +26,7 @@ from bitfit.tasks.metrics import score
 from bitfit.training.calibration import SOLVED, HeldOut, best_shift
 from bitfit.training.convex import States, output_layer, sampled, solve, with_values
 from bitfit.training.evaluation import outputs
-from bitfit.training.history import Evaluation, History
 from bitfit.training.job import Part
-from bitfit.training.loop import Runner
 from bitfit.training.plan import Plan, follows_recipe, recipe_epochs
 from bitfit.training.recipe import drop_worst
 from bitfit.training.run import prepare
@@ -283,16 +283,43 @@ def test_a_default_run_is_not_resumed_with_options_that_change_its_passes(base, 
         train(csv_file, base, out=out, resume=True, **other)
 
 
-def test_the_worst_of_three_lanes_is_dropped_once(base, csv_file):
-    class Lane:
-        def __init__(self, loss: float) -> None:
-            self.status = "running"
-            self.history = History(evaluations=[Evaluation(1, 1.0, loss, 0.5)])
+def test_the_worst_of_three_lanes_is_dropped_once_by_its_loss_at_its_best_temperature():
+    generator = np.random.default_rng(0)
+    targets = generator.integers(0, 2, 200)
+    task = Task.of("classification", ("a", "b"))
 
-    lanes: list[Runner] = [Lane(0.3), Lane(0.9), Lane(0.5)]  # type: ignore[list-item]
-    drop_worst(lanes)
-    drop_worst(lanes)
+    def held_out(outputs: np.ndarray) -> HeldOut:
+        return held_with(task, outputs, targets)
+
+    lanes: list[Any] = []
+    for apart, scale in ((1.0, 20.0), (0.2, 1.0), (0.8, 1.0)):  # the first one is the best, and overconfident
+        margins = scale * (generator.normal(size=200) + apart * (2 * targets - 1))
+        outputs = np.stack([-margins, margins], 1).astype(np.float32)
+        lanes.append(SimpleNamespace(status="running", best_outputs=outputs))
+    assert max(lanes, key=lambda lane: held_out(lane.best_outputs).loss()) is lanes[0]
+    drop_worst(lanes, held_out)
+    drop_worst(lanes, held_out)
     assert [lane.status for lane in lanes] == ["running", "dropped", "running"]
+
+
+def test_an_interrupted_run_of_many_rows_drops_the_same_lane(base, larger, tmp_path, quick, monkeypatch):
+    monkeypatch.setattr("bitfit.training.recipe.FEW", 10)
+    monkeypatch.setattr("bitfit.training.resolved.recipe_rates", lambda rates, rows: tuple(rates[1:]))
+    monkeypatch.setattr("bitfit.training.recipe._Recipe._frozen_is_better", lambda *_: False)
+    whole = tmp_path / "whole.safetensors"
+    expected = [outcome.status for outcome in train(larger, base, out=whole).trials]
+    assert "dropped" in expected
+
+    def stop(part, step, total, runners):
+        if "dropped" in [runner.status for runner in runners]:
+            raise Interrupted("now")
+
+    out = tmp_path / "resumed.safetensors"
+    with pytest.raises(Interrupted):
+        train(larger, base, out=out, watch=stop, checkpoint_seconds=0)
+    resumed = train(larger, base, out=out, resume=True, checkpoint_seconds=0)
+    assert [outcome.status for outcome in resumed.trials] == expected
+    assert out.read_bytes() == whole.read_bytes()
 
 
 def test_many_rows_hold_out_one_part_and_are_all_trained_on(base, larger, quick, monkeypatch):

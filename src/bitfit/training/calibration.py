@@ -41,6 +41,11 @@ class HeldOut:
         return float(self.task.loss(scaled, self.part.targets.cpu(), self.part.rows))
 
     @cached_property
+    def best_loss(self) -> float:
+        """The loss at the best temperature."""
+        return self.loss(self.temperature)
+
+    @cached_property
     def row_losses(self) -> Array:
         """The loss of each token row at the best temperature."""
         scaled = torch.from_numpy(self.outputs / np.float32(self.temperature))

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -48,7 +48,7 @@ from .outcome import Outcome, Scores, describe
 from .plan import FEW, Trial
 from .resolved import Resolved, delta_tensors, passes, start_lane
 
-VERSION = 2  # raised when the recipe is changed so that its deltas differ; benchmarks record it
+VERSION = 3  # raised when the recipe is changed so that its deltas differ; benchmarks record it
 AVERAGED = 2  # trainings whose values are averaged, with few rows
 START = 10.0  # the strength of the penalty on the head that a training starts from
 DROPPED_AFTER = 0.4  # share of the steps after which the worst of three rates or more ends
@@ -80,7 +80,7 @@ class Searched:
     @property
     def loss(self) -> float:
         """The loss on held-out rows, at the best temperature."""
-        return float("inf") if self.held is None else self.held.loss(self.held.temperature)
+        return float("inf") if self.held is None else self.held.best_loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,7 +229,7 @@ class _Recipe:
         job = self.job.with_prefix(bank)
         runners = [Runner(resolved.trial, bank, k, rows[k], phase) for k, resolved in enumerate(group)]
         evaluations = self._evaluations(group[0].trial, rows, searching)
-        fit(job, runners, self.pass_number, self.store, self.watch, evaluations, drop_worst)
+        fit(job, runners, self.pass_number, self.store, self.watch, evaluations, self._drop_worst)
         self.pass_number += 1
         return runners, job
 
@@ -238,6 +238,9 @@ class _Recipe:
         if searching and len(self.splits) == 1 and len(rows) > 2:
             return {round(DROPPED_AFTER * trial.epochs * steps_per_epoch(trial, len(rows[0])))}
         return set()
+
+    def _drop_worst(self, runners: list[Runner]) -> None:
+        drop_worst(runners, lambda outputs: HeldOut(self.job.task, self.job.dev, outputs))
 
     def _lane(self, resolved: Resolved, start: dict[str, Tensor]) -> Lane:
         """A lane with this head; all lanes have the start values of one seed, so that their values can be averaged."""
@@ -377,8 +380,7 @@ class _Recipe:
 
     def _candidates(self, choice: Choice) -> list[Candidate]:
         held = self.head_only
-        loss = held.loss(held.temperature)
-        candidates = [Candidate(HEAD_ONLY, None, loss, held.calibrated.score, choice.searched is None)]
+        candidates = [Candidate(HEAD_ONLY, None, held.best_loss, held.calibrated.score, choice.searched is None)]
         for searched in self.searched:
             if searched.held is not None:
                 rate, score = searched.trial.lr, searched.held.calibrated.score
@@ -408,10 +410,16 @@ def _with_calibration(outcome: Outcome, story: Story) -> Outcome:
     return replace(outcome, delta=replace(outcome.delta, meta=meta))
 
 
-def drop_worst(runners: list[Runner]) -> None:
-    """End the lane with the largest dev loss, once in a pass and only of three or more."""
+def drop_worst(runners: list[Runner], held_out: Callable[[Array], HeldOut]) -> None:
+    """End the lane with the largest dev loss at its best temperature, once in a pass and only of three or more.
+
+    The loss is that of `best_outputs`, which a checkpoint holds; a search has one evaluation, so they are its outputs.
+    """
     running = [runner for runner in runners if runner.status == "running"]
     if len(running) < 3 or any(runner.status == "dropped" for runner in runners):
         return
-    worst = max(running, key=lambda runner: runner.history.evaluations[-1].dev_loss)
-    worst.status = "dropped"
+    losses = []
+    for runner in running:
+        assert runner.best_outputs is not None
+        losses.append(held_out(runner.best_outputs).best_loss)
+    running[int(np.argmax(losses))].status = "dropped"
