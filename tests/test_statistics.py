@@ -19,7 +19,7 @@ from bitfit.report.statistics import Place, alone, combine, holm, place, regress
 from bitfit.report.verdicts import HOLDS, NO_DIFFERENCE, REFUTED
 from bitfit.study import spec
 from bitfit.study.spec import Claim, Part
-from bitfit.tasks.metrics import score
+from bitfit.tasks.metrics import CLASS_METRICS, NUMBER_METRICS, TWO_CLASS_METRICS, score
 
 LEVEL = 0.05
 TOLERATED = 0.06
@@ -232,25 +232,33 @@ def test_a_study_seldom_has_any_false_verdict(monkeypatch, effect, wrong):
 # ---- results of single rows
 
 
+NUMBERS = ("spearman", "pearson", "r2")
+
+
 def rows_of(metric, golds, predictions):
     """Rows as the tasks make them."""
     from bitfit.data.examples import Examples
     from bitfit.study.examples import Rows
     from bitfit.tasks import Task
 
-    numbers = metric in ("spearman", "pearson")
+    numbers = metric in NUMBERS
     task = Task.of("regression" if numbers else "classification", () if numbers else ("a", "b"), metric)
     return Rows.of(*task.by_row(predictions, Examples(["t"] * len(golds), None, list(golds))))
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "f1", "macro_f1", "matthews", "spearman", "pearson"])
+@pytest.mark.parametrize("metric", [*TWO_CLASS_METRICS, *NUMBERS])
 def test_a_resampled_metric_is_the_metric_of_the_drawn_rows(metric):
     from bitfit.report.resampling import draws, metric_of
 
     draw = np.random.default_rng(0)
-    numbers = metric in ("spearman", "pearson")
-    golds = draw.normal(size=300) if numbers else draw.integers(0, 2, 300)
-    predictions = golds + draw.normal(size=300) if numbers else np.where(draw.random(300) < 0.7, golds, 1 - golds)
+    golds = draw.integers(0, 2, 300)
+    predictions = np.where(draw.random(300) < 0.7, golds, 1 - golds)
+    if metric in NUMBERS:
+        golds = 1e5 + draw.normal(size=300)
+        predictions = golds + draw.normal(size=300)
+    if metric in ("auc", "average_precision"):
+        predictions = draw.normal(size=(300, 2)).round(1)  # rounded, so that some are equal
+        predictions[:, 1] += golds
     rows = rows_of(metric, golds, predictions)
     weights = draws(300, 3)
     for value, weight in zip(metric_of(rows, metric, weights), weights, strict=True):
@@ -258,6 +266,85 @@ def test_a_resampled_metric_is_the_metric_of_the_drawn_rows(metric):
         # Ranks are those among all rows, which a resample changes a little.
         allowed = 0.02 if metric == "spearman" else 1e-5
         assert value == pytest.approx(score(metric, predictions[drawn], golds[drawn]), abs=allowed)
+
+
+def sentences(draw):
+    """Tags of 60 sentences, and predictions of which most are right."""
+    golds = [tuple(draw.integers(0, 3, draw.integers(1, 12)).tolist()) for _ in range(60)]
+    guesses = [np.where(draw.random(len(tags)) < 0.8, tags, 0) for tags in golds]
+    return golds, guesses
+
+
+def label_sets(draw):
+    """Label sets of 60 texts, and predictions of which some are right."""
+    table, wrong = draw.random((60, 4)) < 0.4, draw.random((60, 4)) < 0.2
+    golds = [tuple(np.flatnonzero(row).tolist()) for row in table]
+    return golds, [tuple(np.flatnonzero(row).tolist()) for row in table ^ wrong]
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "labels", "make"),
+    [
+        ("tagging", "span_f1", ("O", "B-A", "I-A"), sentences),
+        ("tagging", "span_precision", ("O", "B-A", "I-A"), sentences),
+        ("tagging", "span_recall", ("O", "B-A", "I-A"), sentences),
+        ("tagging", "accuracy", ("O", "B-A", "I-A"), sentences),
+        ("multilabel", "micro_f1", ("a", "b", "c", "d"), label_sets),
+        ("multilabel", "exact_match", ("a", "b", "c", "d"), label_sets),
+    ],
+)
+def test_rows_of_sentences_and_sets_give_the_metric_of_the_drawn_rows(kind, metric, labels, make):
+    from bitfit.data.examples import Examples
+    from bitfit.report.resampling import METRICS, draws, metric_of
+    from bitfit.study.examples import Rows
+    from bitfit.tasks import Task
+
+    golds, guesses = make(np.random.default_rng(0))
+    task, examples = Task.of(kind, labels, metric), Examples(["t"] * 60, None, golds)
+    rows = Rows.decode(Rows.of(*task.by_row(guesses, examples)).encode())
+    assert metric in METRICS[rows.form]
+    weights = draws(60, 3)
+    for value, weight in zip(metric_of(rows, metric, weights), weights, strict=True):
+        drawn = np.repeat(np.arange(60), weight.astype(int)).tolist()
+        expected = task.score([guesses[row] for row in drawn], examples.take(drawn))
+        assert value == pytest.approx(expected, abs=1e-3)  # of float16
+
+
+def test_only_sets_by_macro_f1_cannot_be_resampled():
+    """Every other metric that a task can be trained for has rows that give its score."""
+    from bitfit.report.resampling import METRICS
+    from bitfit.tasks.answering import METRICS as ANSWERING
+    from bitfit.tasks.tagging import SPAN_METRICS
+
+    known = {*METRICS["classes"], *METRICS["values"]}
+    assert {*TWO_CLASS_METRICS, *CLASS_METRICS, *NUMBER_METRICS} - known == {"mae", "rmse"}
+    assert {*SPAN_METRICS, *ANSWERING, "micro_f1"} <= set(METRICS["ratio"])
+
+
+def trial_with_rows(metric, rows, value):
+    from bitfit.study.store import Result
+
+    scores = {"test": {metric: [value, 0.0, 1.0]}}
+    return Result("k", "done", "b", "t", metric, {}, {}, 0.5, scores, examples={"test": rows.encode()})
+
+
+def test_rows_that_do_not_give_the_score_are_not_resampled():
+    """Earlier versions stored the mean of each row's F1 for micro_f1."""
+    from bitfit.report.resampling import score_variance, variance_from_rows
+    from bitfit.study.examples import Rows
+
+    rows = Rows.of("ratio", [1.0, 0.5, 0.0], [1.0, 1.0, 1.0])
+    good, old = trial_with_rows("micro_f1", rows, 0.5), trial_with_rows("micro_f1", rows, 0.6)
+    assert score_variance([good], "test") > 0
+    assert score_variance([good, old], "test") is None
+    assert variance_from_rows([(good, old)], "test") is None
+    assert score_variance([trial_with_rows("macro_f1", rows, 0.5)], "test") is None
+
+
+def test_without_the_variance_over_rows_a_place_has_no_interval():
+    one = place("b", "t", [1.0, 1.2, 1.1], None, 300)
+    assert one.interval is None
+    assert alone(one).p("above", 0) == 1.0
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "f1", "spearman"])
@@ -270,6 +357,6 @@ def test_rows_are_stored_and_read_again(metric):
     text = rows.encode()
     again = Rows.decode(text)
     assert len(again) == 1001 and again.form == rows.form
-    assert (np.asarray(again.columns[0]) == np.asarray(rows.columns[0])).all()
+    np.testing.assert_allclose(again.columns[0], np.asarray(rows.columns[0]), rtol=1e-3)
     if metric == "accuracy":
         assert len(text) < 250

@@ -136,7 +136,9 @@ def _one_place(base: str, task: str, by_size: Sequence[Place]) -> Iterator[Place
         effect = statistics.fmean(one.effect for one in by_size)
         variance = statistics.fmean(one.variance for one in by_size)
         freedom = min(one.freedom for one in by_size)
-        yield Place(base, task, effect, variance, freedom, min(one.seeds for one in by_size), by_size[0].rows)
+        seeds = min(one.seeds for one in by_size)
+        known = all(one.rows_known for one in by_size)
+        yield Place(base, task, effect, variance, freedom, seeds, by_size[0].rows, rows_known=known)
 
 
 def compared(part: Part, findings: Findings, cells: Sequence[Cell]) -> dict[int, tuple[Result, ...]]:

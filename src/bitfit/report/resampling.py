@@ -9,38 +9,61 @@ from ..study.examples import Rows
 from ..study.store import Result
 
 RESAMPLES = 400
+TOLERANCE = 0.002  # how far the score of the stored rows, which are rounded, may be from the score of the trial
 Array = Any
 
 
-def variance_from_rows(pairs: Sequence[tuple[Result, Result]], part: str) -> float:
+def variance_from_rows(pairs: Sequence[tuple[Result, Result]], part: str) -> float | None:
     """The variance over test rows of the mean difference of paired trials, in points squared.
 
-    All trials are scored on the same drawn rows, so that what they share cancels. 0 where a trial has no stored rows.
+    All trials are scored on the same drawn rows, so that what they share cancels. None where rows cannot be resampled.
     """
-    tables = [(a.rows_of(part), b.rows_of(part)) for a, b in pairs]
-    known = [(a, b) for a, b in tables if a is not None and b is not None and len(a) == len(b)]
-    if not known or len(known) < len(tables):
-        return 0.0
-    metric, form = pairs[0][0].metric, known[0][0].form
-    if metric not in METRICS[form]:
-        return 0.0
-    weights = draws(len(known[0][0]))
-    differences = [metric_of(a, metric, weights) - metric_of(b, metric, weights) for a, b in known]
-    return float((100 * sum(differences) / len(differences)).var(ddof=1))
+    tables = _tables([*(a for a, _ in pairs), *(b for _, b in pairs)], part)
+    if not tables:
+        return None
+    metric, weights = pairs[0][0].metric, draws(len(tables[0]))
+    first = _mean_score(tables[: len(pairs)], metric, weights)
+    second = _mean_score(tables[len(pairs) :], metric, weights)
+    return float((first - second).var(ddof=1))
 
 
-def score_variance(results: Sequence[Result], part: str) -> float:
-    """The variance over test rows of the mean score of trials, in points squared; 0 where rows are not stored."""
-    stored = [result.rows_of(part) for result in results]
-    known = [rows for rows in stored if rows is not None]
-    if not known or len(known) < len(results):
-        return 0.0
-    metric = results[0].metric
-    if metric not in METRICS[known[0].form]:
-        return 0.0
-    weights = draws(len(known[0]))
-    scores = [metric_of(rows, metric, weights) for rows in known]
-    return float((100 * sum(scores) / len(scores)).var(ddof=1))
+def score_variance(results: Sequence[Result], part: str) -> float | None:
+    """The variance over test rows of the mean score of trials, in points squared; None if rows cannot be resampled."""
+    tables = _tables(results, part)
+    if not tables:
+        return None
+    return float(_mean_score(tables, results[0].metric, draws(len(tables[0]))).var(ddof=1))
+
+
+def _mean_score(tables: Sequence[Rows], metric: str, weights: Array) -> Array:
+    """The mean score of trials on each resample, in points."""
+    scores = [metric_of(rows, metric, weights) for rows in tables]
+    return 100 * sum(scores) / len(scores)
+
+
+def _tables(results: Sequence[Result], part: str) -> list[Rows]:
+    """The rows of all trials; empty if those of one cannot be resampled, or are not as many as those of another."""
+    tables: list[Rows] = []
+    for result in results:
+        rows = _usable_rows(result, part)
+        if rows is None or (tables and len(rows) != len(tables[0])):
+            return []
+        tables.append(rows)
+    return tables
+
+
+def _usable_rows(result: Result, part: str) -> Rows | None:
+    """The rows of a trial; None where they are not stored, or where the metric of these rows is not its score.
+
+    They differ where earlier versions stored other rows, and where the rounding of stored numbers loses too much.
+    """
+    import numpy as np
+
+    rows, score = result.rows_of(part), result.score(part)
+    if rows is None or score is None or result.metric not in METRICS[rows.form]:
+        return None
+    value = float(metric_of(rows, result.metric, np.ones((1, len(rows))))[0])
+    return rows if abs(value - score) <= TOLERANCE else None
 
 
 def draws(rows: int, resamples: int = RESAMPLES, seed: int = 0) -> Array:
@@ -57,7 +80,7 @@ def metric_of(rows: Rows, metric: str, weights: Array) -> Array:
     if rows.form == "hits":
         return weights @ first / weights.sum(1)
     if rows.form == "ratio":
-        return (weights @ first) / (weights @ second)
+        return _ratio(weights @ first, weights @ second)
     if rows.form == "values":
         return _VALUES[metric](first, second, weights)
     return _CLASSES[metric](*_tally(first, second, weights))
@@ -84,6 +107,14 @@ def _accuracy(hits: Array, true: Array, predicted: Array) -> Array:
 
 def _f1(hits: Array, true: Array, predicted: Array) -> Array:
     return _ratio(2 * hits, true + predicted)[:, 1]
+
+
+def _precision(hits: Array, true: Array, predicted: Array) -> Array:
+    return _ratio(hits, predicted)[:, 1]
+
+
+def _recall(hits: Array, true: Array, predicted: Array) -> Array:
+    return _ratio(hits, true)[:, 1]
 
 
 def _macro_f1(hits: Array, true: Array, predicted: Array) -> Array:
@@ -115,16 +146,57 @@ def _spearman(x: Array, y: Array, weights: Array) -> Array:
     return _pearson(rankdata(x) / rows, rankdata(y) / rows, weights)
 
 
+def _r2(true: Array, predicted: Array, weights: Array) -> Array:
+    total = weights.sum(1)
+    centred = true - true.mean()
+    error = weights @ (predicted - true) ** 2 / total
+    variance = weights @ centred**2 / total - (weights @ centred / total) ** 2
+    return (1 - _ratio(error, variance)) * (variance > 0)
+
+
+def _auc(positive: Array, ranks: Array, weights: Array) -> Array:
+    """How often a positive row outranks a negative one; ties count half."""
+    hits = _by_rank(positive, ranks, weights)
+    misses = _by_rank(1 - positive, ranks, weights)
+    below = misses.cumsum(1) - misses / 2
+    return _ratio((hits * below).sum(1), hits.sum(1) * misses.sum(1))
+
+
+def _average_precision(positive: Array, ranks: Array, weights: Array) -> Array:
+    """The mean of the precision at every threshold, weighted by the recall that it adds."""
+    hits = _by_rank(positive, -ranks, weights)
+    rows = _by_rank(positive * 0 + 1, -ranks, weights)
+    precision = _ratio(hits.cumsum(1), rows.cumsum(1))
+    return _ratio((precision * hits).sum(1), hits.sum(1))
+
+
+def _by_rank(values: Array, ranks: Array, weights: Array) -> Array:
+    """Per resample: the sums of the values of rows with equal rank, the lowest rank first."""
+    import numpy as np
+
+    order = np.argsort(ranks, kind="stable")
+    starts = np.unique(ranks[order], return_index=True)[1]
+    return np.add.reduceat((weights * values)[:, order], starts, axis=1)
+
+
 _CLASSES: dict[str, Callable[[Array, Array, Array], Array]] = {
     "accuracy": _accuracy,
     "f1": _f1,
     "macro_f1": _macro_f1,
     "matthews": _matthews,
+    "precision": _precision,
+    "recall": _recall,
 }
-_VALUES: dict[str, Callable[[Array, Array, Array], Array]] = {"pearson": _pearson, "spearman": _spearman}
+_VALUES: dict[str, Callable[[Array, Array, Array], Array]] = {
+    "pearson": _pearson,
+    "spearman": _spearman,
+    "r2": _r2,
+    "auc": _auc,
+    "average_precision": _average_precision,
+}
 METRICS: dict[str, Container[str]] = {
     "hits": ("accuracy", "exact_match"),
-    "ratio": ("accuracy", "f1", "exact_match"),
+    "ratio": ("accuracy", "f1", "exact_match", "span_f1", "span_precision", "span_recall", "micro_f1"),
     "classes": _CLASSES,
     "values": _VALUES,
 }

@@ -57,6 +57,7 @@ class Place:
     seeds: int = 1
     rows: int = 0
     tasks: tuple[str, ...] = ()  # the tasks, where the effect is one over several of them
+    rows_known: bool = True  # False if the effect varies with the test rows, and by how much is not known
 
     @property
     def all_tasks(self) -> tuple[str, ...]:
@@ -65,25 +66,25 @@ class Place:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95% interval from seeds and test rows; None where neither is known."""
-        if self.variance <= 0:
+        """The 95% interval from seeds and test rows; None where neither is known, or only what seeds explain."""
+        if self.variance <= 0 or not self.rows_known:
             return None
         reach = t_quantile(0.975, self.freedom) * math.sqrt(self.variance)
         return self.effect - reach, self.effect + reach
 
 
-def place(base: str, task: str, by_seed: Sequence[float], from_rows: float = 0.0, rows: int = 0) -> Place:
-    """A place from its effect for each seed and the variance of their mean over the test rows.
+def place(base: str, task: str, by_seed: Sequence[float], from_rows: float | None = 0.0, rows: int = 0) -> Place:
+    """A place from its effect for each seed and the variance of their mean over the test rows, None if not known.
 
     No effect is known better than to one test row, whatever the seeds agree on.
     """
     effect = statistics.fmean(by_seed)
     from_seeds = variance(by_seed) / len(by_seed) if len(by_seed) > 1 else 0.0
     one_row = (100 / rows) ** 2 if rows else 0.0
-    total = from_seeds + max(from_rows, one_row)
+    total = from_seeds + max(from_rows or 0.0, one_row)
     # Welch and Satterthwaite: the seeds' share of the variance is known as well as there are seeds.
     freedom = (len(by_seed) - 1) * (total / from_seeds) ** 2 if from_seeds > 0 else math.inf
-    return Place(base, task, effect, total, freedom, len(by_seed), rows)
+    return Place(base, task, effect, total, freedom, len(by_seed), rows, rows_known=from_rows is not None)
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,12 @@ def combine(places: Sequence[Place]) -> Estimate | None:
 
 
 def alone(one: Place) -> Estimate:
-    """The effect on a single place, for a claim about that place only; its seeds and test rows give the error."""
-    spreads = (Spread(math.sqrt(one.variance), one.freedom),) if one.variance > 0 else ()
+    """The effect on a single place, for a claim about that place only; its seeds and test rows give the error.
+
+    Without the variance over test rows there is no error, because seeds alone explain too little of it.
+    """
+    known = one.variance > 0 and one.rows_known
+    spreads = (Spread(math.sqrt(one.variance), one.freedom),) if known else ()
     return Estimate(one.effect, spreads, (one,))
 
 

@@ -135,6 +135,8 @@ class Comparison:
         places = len(estimate.places)
         if places < self.least_places:
             return f"{_count(places, 'place')}; a test needs {self.least_places}"
+        if places == 1 and not estimate.places[0].rows_known:
+            return "the chance in the test rows is not known"
         if not estimate.spreads:
             return "single numbers without a spread" if places == 1 else "the places do not vary"
         return f"the interval over {_count(places, 'place')} does not exclude {_bounds(self.part)}"

@@ -140,14 +140,28 @@ class Classification(Task):
         return evaluate(names, predictions, examples.labels, len(self.labels), positive=self.positive_class)
 
     def by_row(self, predictions: Any, examples: Examples) -> tuple[str, Any, Any]:
-        """Hits, or the true and predicted classes, numbered so that of two the positive one is 1."""
+        """Hits, or the true and predicted classes, numbered so that of two the positive one is 1.
+
+        For auc and average_precision: whether the row is positive, and its rank, both as numbers.
+        """
         guesses = _classes(predictions)
         golds = np.asarray(examples.labels, np.int64)
+        if self.metric in ("auc", "average_precision"):
+            return "values", (golds == self.positive_class).astype(np.float64), self._ranks(predictions)
         if self.metric == "accuracy":
             return "hits", golds == guesses, np.zeros(len(golds))
         if len(self.labels) == 2 and self.positive_class == 0:
             return "classes", 1 - golds, 1 - guesses
         return "classes", golds, guesses
+
+    def _ranks(self, predictions: Any) -> Array:
+        """The ranks of the rows by the score of the positive class of two, from -0.5 to 0.5; equal scores share one."""
+        scores = np.asarray(predictions)
+        margins = scores == self.positive_class
+        if scores.ndim > 1:
+            margins = scores[:, self.positive_class] - scores[:, 1 - self.positive_class]
+        ranks: Array = np.unique(margins, return_inverse=True)[1] / len(margins) - 0.5
+        return ranks
 
     def confidences(self, logits: Array, targets: Array) -> tuple[Array, Array] | None:
         """The probability of the most probable class, and whether it is the true one."""
@@ -246,8 +260,14 @@ class Regression(Task):
         return evaluate(self.metric_names(()), predictions, examples.labels)
 
     def by_row(self, predictions: Any, examples: Examples) -> tuple[str, Any, Any]:
-        """The true and the predicted numbers."""
-        return "values", np.asarray(examples.labels, np.float64), np.asarray(predictions, np.float64)
+        """The true and the predicted numbers, scaled in a way that does not change the metric.
+
+        They are stored as float16, which has no room for large numbers nor for small differences between them.
+        """
+        golds = np.asarray(examples.labels, np.float64)
+        values = np.asarray(predictions, np.float64)
+        scale = golds if self.metric == "r2" else values  # r2 needs one scale for both
+        return "values", _scaled(golds, golds), _scaled(values, scale)
 
     def wrong(self, predictions: Any, examples: Examples) -> list[int]:
         """The indices of texts with an error above the root mean squared error, the largest error first."""
@@ -269,6 +289,12 @@ class Regression(Task):
     def line(answer: dict[str, Any]) -> tuple[str, ...]:
         """The value."""
         return (f"{answer['value']:g}",)
+
+
+def _scaled(values: Array, scale: Array) -> Array:
+    """Values minus the mean of `scale`, divided by its standard deviation."""
+    scaled: Array = (values - scale.mean()) / (scale.std() or 1.0)
+    return scaled
 
 
 @dataclass(frozen=True)
@@ -316,6 +342,14 @@ class MultiLabel(Task):
         if not any(predictions):
             warn_constant(self.metric, "no label is predicted for any text")
         return self._sums(predictions, examples.labels).scores(self._metrics())
+
+    def by_row(self, predictions: Any, examples: Examples) -> tuple[str, Any, Any]:
+        """What a text adds to the numerator and to the denominator of micro_f1 or exact_match."""
+        if self.metric != "micro_f1":
+            return super().by_row(predictions, examples)
+        sums = self._sums(predictions, examples.labels).table
+        numerators, denominators = _f1_fractions(len(self.labels), sums)
+        return "ratio", numerators.sum(1), denominators.sum(1)
 
     def answers(self, logits: Array, encoded: Encoded, examples: Examples) -> list[dict[str, Any]]:
         """The labels above one half, and the probability of each."""
