@@ -216,14 +216,35 @@ def judge(contest: Contest) -> Comparison:
         notes.append(
             "One seed: intervals know nothing of the chance in a training, and times and memory are of shared passes."
         )
+    if not all(found.effect.rows_known for found in against.values()):
+        notes.append(
+            f"For {contest.metric} the test rows, as they are stored, cannot be resampled: a difference whose chance "
+            "in the test rows is not known has no interval and is not called clear."
+        )
     return Comparison(contest, reference, lines, advise(contest), tuple(notes))
 
 
-def _against(base: Contestant, done: Sequence[Contestant]) -> dict[str, tuple[Place, float]]:
-    """For each other method its paired difference to `base`, and the corrected two-sided p-value."""
+@dataclass(frozen=True)
+class Difference:
+    """The paired difference of a method to another, its two-sided p-value by Holm's correction, and Holm's level."""
+
+    effect: Place
+    p: float
+    level: float  # that the p-value before the correction had to be below
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest difference that would be called clear; None where the chance in the test rows is not known."""
+        if not self.effect.rows_known:
+            return None
+        return t_quantile(1 - self.level / 2, self.effect.freedom) * math.sqrt(self.effect.variance)
+
+
+def _against(base: Contestant, done: Sequence[Contestant]) -> dict[str, Difference]:
+    """The differences of all other methods to `base`."""
     places = {one.method.name: _difference(one, base) for one in done if one is not base}
     corrected = holm({name: _p(effect) for name, effect in places.items()})
-    return {name: (effect, corrected[name][0]) for name, effect in places.items()}
+    return {name: Difference(effect, *corrected[name]) for name, effect in places.items()}
 
 
 def _difference(one: Contestant, base: Contestant) -> Place:
@@ -245,14 +266,14 @@ def _scores(one: Contestant) -> list[float]:
     return [100 * score for score in scores if score is not None] if None not in scores else []
 
 
-def _line(one: Contestant, against: tuple[Place, float] | None) -> Line:
+def _line(one: Contestant, against: Difference | None) -> Line:
     scores = _scores(one)
     first = one.chosen[0]
     mean = place("", "", scores, score_variance(one.chosen, "test"), first.rows["test"]) if scores else None
     alone = one.chosen[min(TIMED_SEED, len(one.chosen) - 1)].cost  # on other seeds it shared a pass with others
     costs = [cost for cost in _costs(one.searched) if "bytes" in cost]
     cost = costs[0] if costs else {}
-    difference, p = against if against is not None else (None, None)
+    difference = against.effect if against is not None else None
     return Line(
         name=one.method.name,
         select=one.method.select,
@@ -264,7 +285,7 @@ def _line(one: Contestant, against: tuple[Place, float] | None) -> Line:
         interval=None if mean is None else _possible(mean.interval),
         difference=difference.effect if difference is not None else None,
         difference_interval=difference.interval if difference is not None else None,
-        p=p,
+        p=against.p if against is not None else None,
         trained=one.trained,
         share=first.trained / first.total if first.total else 0.0,
         bytes=cost.get("bytes"),
@@ -295,12 +316,12 @@ def advise(contest: Contest) -> Advice:
         return Advice(None, False, "Nothing can be advised: fewer than two methods finished.")
     best = max(done, key=lambda one: (statistics.fmean(_scores(one)), -one.trained))
     against = _against(best, done)
-    tied = [one for one in done if one is not best and against[one.method.name][1] >= LEVEL]
+    tied = [one for one in done if one is not best and against[one.method.name].p >= LEVEL]
     smaller = sorted((one for one in tied if one.trained < best.trained), key=lambda one: one.trained)
     for one in smaller:
-        interval = against[one.method.name][0].interval
-        if interval is not None and interval[0] > -MARGIN:
-            return Advice(one.method.name, True, _smaller_text(one, best, against[one.method.name][0]))
+        difference = against[one.method.name].effect
+        if difference.interval is not None and difference.interval[0] > -MARGIN:
+            return Advice(one.method.name, True, _smaller_text(one, best, difference))
     shown = f"Use {best.method.name} here: it has the best score, {statistics.fmean(_scores(best)):.1f}"
     if not tied:
         return Advice(best.method.name, True, f"{shown}, clearly ahead of every other method.")
@@ -317,7 +338,7 @@ def _smaller_text(one: Contestant, best: Contestant, difference: Place) -> str:
 
 
 def _doubt(
-    contest: Contest, tied: Sequence[Contestant], smaller: Sequence[Contestant], against: dict[str, tuple[Place, float]]
+    contest: Contest, tied: Sequence[Contestant], smaller: Sequence[Contestant], against: dict[str, Difference]
 ) -> str:
     """Which methods the best one cannot be told from, and how large a difference would have been seen."""
     others = len(contest.contestants) - 1
@@ -325,15 +346,17 @@ def _doubt(
         subject = f"none of the other {others} methods can"
     else:
         subject = f"{_listed([one.method.name for one in tied])} cannot"
-    nearest = max(tied, key=lambda one: against[one.method.name][0].effect)
-    difference = against[nearest.method.name][0]
-    seen = t_quantile(0.975, difference.freedom) * math.sqrt(difference.variance)
+    nearest = max(tied, key=lambda one: against[one.method.name].effect.effect)
+    detectable = against[nearest.method.name].detectable
     seeds = len(contest.contestants[0].chosen)
     text = (
         f"This is not sure: {subject} be told from it with {contest.rows['test']:,} test rows and "
-        f"{seeds} seed{'s' if seeds > 1 else ''}; against {nearest.method.name} a difference below {seen:.1f} points "
-        "would not show."
+        f"{seeds} seed{'s' if seeds > 1 else ''}; "
     )
+    if detectable is None:
+        text += f"the chance in the test rows is not known for {contest.metric}."
+    else:
+        text += f"against {nearest.method.name} a difference below {detectable:.1f} points would not show."
     if smaller:
         text += f" The smallest of these is {smaller[0].method.name}, which trains {_trained(smaller[0])}."
     return text
@@ -410,7 +433,9 @@ def _difference_cell(line: Line, reference: str) -> Cell:
     clear = line.p < LEVEL
     words = ("clearly better" if line.difference > 0 else "clearly worse") if clear else "not clear"
     kind = ("holds" if line.difference > 0 else "refuted") if clear else "open"
-    return Cell(_points(line.difference), f"{_range(line.difference_interval, signed=True)}, {words}", kind)
+    known = line.difference_interval is not None
+    detail = f"{_range(line.difference_interval, signed=True)}, {words}" if known else words
+    return Cell(_points(line.difference), detail, kind)
 
 
 def _size(count: float) -> str:
