@@ -19,7 +19,7 @@ from bitfit.report.findings import Findings
 from bitfit.study import grid, spec
 from bitfit.study.grid import Point, Settings
 from bitfit.study.manifest import BaseFacts, Entry, Frame, Manifest, RunFacts
-from bitfit.study.store import Result, Results, standings
+from bitfit.study.store import Result, Results, dev_losses, standings
 from support import make_folder, write_tasks
 
 STUDIES = {name: spec.load(name) for name in spec.names()}
@@ -237,8 +237,8 @@ def outcomes(folder):
 
 
 def test_a_run_makes_one_result_per_trial_and_a_rerun_none(tiny, tmp_path):
-    assert run(tiny, tmp_path) == 2 * 2 * (2 + 1)
-    assert len(outcomes(tmp_path)) == 12
+    assert run(tiny, tmp_path) == 2 * (2 + 1) + 2 * 2  # a frozen base has one rate
+    assert len(outcomes(tmp_path)) == 10
     assert run(tiny, tmp_path) == 0
     assert not (tmp_path / "passes").exists()
 
@@ -631,6 +631,34 @@ def test_a_search_whose_best_rate_is_at_an_edge_goes_one_rate_further(best, furt
     assert [point.lr for point in wider] == further
 
 
+def test_equal_scores_are_decided_by_the_dev_loss():
+    results = {}
+    for lr, loss in ((1e-4, 0.7), (1e-3, 0.6), (1e-2, 0.4), (1e-1, 0.5)):
+        evaluations = [[1.0, loss, 0.8], [2.0, 0.1, 0.7]]  # the first one was kept
+        scores = {"dev": {"accuracy": [0.8] * 3}}
+        results[at_rate(lr)] = Result(
+            "k", "done", "b", "t", "accuracy", {}, {}, 0.5, scores, best_epoch=1.0, evaluations=evaluations
+        )
+    assert grid.choose(standings(results), dev_losses(results)) == (1e-2, 8)
+
+
+def test_equal_scores_without_losses_are_decided_for_the_middle_rate():
+    scores = {at_rate(lr): 0.8 for lr in (1e-4, 1e-3, 1e-2)}
+    assert grid.choose(scores) == (1e-3, 8)
+    assert grid.choose(scores, {at_rate(1e-2): 0.1}) == (1e-3, 8)  # the losses of the others are not known
+    assert not grid.widen(STUDIES["bitfit-table3"], Settings(), "a-base", scores)
+
+
+def test_a_head_alone_has_one_rate_and_no_edge():
+    study = STUDIES["core"]
+    points = grid.search(study, Settings(tasks=("trec",), methods=("Frozen",), lr=(1e-3, 1e-2)), "x", suits)
+    assert {point.lr for point in points} == {1e-3}
+    result = Result("k", "done", "b", "trec", "accuracy", {}, {}, 0.5, {"dev": {"accuracy": [0.8] * 3}})
+    facts = Manifest(study="core", base=BaseFacts("b", "f"), split="dev", runs=())
+    found = Findings(study, facts, dict.fromkeys(points, result))
+    assert not found.at_edge(("Frozen", "trec", None))
+
+
 def test_rates_that_were_asked_for_are_not_widened():
     study, scores = STUDIES["bitfit-table3"], {at_rate(lr): lr for lr in (1e-3, 2e-3)}
     assert not grid.widen(study, Settings(lr=(1e-3, 2e-3)), "a-base", scores)
@@ -640,7 +668,7 @@ def test_rates_that_were_asked_for_are_not_widened():
 def test_a_study_widens_its_rates_at_most_twice(tiny, tmp_path):
     from bitfit.study import runner
 
-    found = campaign(tiny, tmp_path, tasks=("sst2",), methods=("Frozen",), seeds=1, lr="auto")
+    found = campaign(tiny, tmp_path, tasks=("sst2",), methods=("BitFit",), seeds=1, lr="auto")
     stages = []
 
     def engine(works, progress):
@@ -657,7 +685,7 @@ def test_a_study_widens_its_rates_at_most_twice(tiny, tmp_path):
         ]  # fmt: skip
 
     runner.run(found, engine, ["x"], lambda _: None, lambda *_: None)
-    assert [len(stage) for stage in stages] == [3, 1, 1, 0]
+    assert [len(stage) for stage in stages] == [4, 1, 1, 0]
     assert max(stages[0]) < stages[1][0] < stages[2][0]
 
 

@@ -16,7 +16,7 @@ from ..study import grid
 from ..study.grid import Point
 from ..study.manifest import Manifest
 from ..study.spec import Method, Study
-from ..study.store import Result, Results, standings
+from ..study.store import Result, Results, dev_losses, standings
 from .statistics import Summary, summary
 
 Cell = tuple[str, str, int | None]
@@ -163,20 +163,31 @@ class Findings:
     @cached_property
     def choices(self) -> dict[Cell, tuple[float, int] | None]:
         """The rate and batch size with the best dev scores of each cell."""
-        scores = standings(self.results)
         choices = {}
         for cell, points in self.cells.items():
-            choices[cell] = grid.choose({point: scores[point] for point in points})
+            choices[cell] = self.choice(points)
         return choices
+
+    def choice(self, points: Sequence[Point]) -> tuple[float, int] | None:
+        """The rate and batch size that dev chooses from some points of a cell."""
+        return grid.choose({point: self._standings[point] for point in points}, self._dev_losses)
+
+    @cached_property
+    def _standings(self) -> dict[Point, float | None]:
+        return standings(self.results)
+
+    @cached_property
+    def _dev_losses(self) -> dict[Point, float]:
+        return dev_losses(self.results)
 
     def at_edge(self, cell: Cell) -> bool:
         """Whether a cell chose the smallest or largest rate it tried, so that a better one may exist.
 
-        Rates that the paper fixes belong to its protocol and have no edge.
+        Rates that the paper fixes belong to its protocol and have no edge; a head that is solved has no rate.
         """
         best = self.choices.get(cell)
         tried = sorted({point.lr for point in self.cells.get(cell, ())})
-        if best is None or self._as_published(cell, tried):
+        if best is None or self._as_published(cell, tried) or grid.is_solved(self.study.method(cell[0])):
             return False
         return best[0] in (tried[0], tried[-1])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from ..model.language import asks_for_nothing
@@ -223,9 +223,7 @@ Pair = tuple[float, int]
 """A rate and a batch size."""
 
 
-def choose(
-    scores: Mapping[Point, float | None], losses: Mapping[Point, float] | None = None
-) -> Pair | None:
+def choose(scores: Mapping[Point, float | None], losses: Mapping[Point, float] | None = None) -> Pair | None:
     """The rate and batch size of a cell with the best mean score over the seeds that all of them have.
 
     Of equal ones the dev loss decides, where it is known of all, then the rate nearest to the middle of those tried.
@@ -239,7 +237,8 @@ def choose(
     compared = _on_shared_seeds(by_pair)
     known = {point: score for point, score in scores.items() if score is not None}
     best = _largest({pair: _mean(points, known) for pair, points in compared.items()})
-    if losses is not None and all(point in losses for pair in best for point in compared[pair]):
+    equal = chain.from_iterable(compared[pair] for pair in best)
+    if losses is not None and all(point in losses for point in equal):
         best = _largest({pair: -_mean(compared[pair], losses) for pair in best})
     return _nearest_to_middle(best, by_pair)
 
