@@ -23,10 +23,20 @@ from bitfit.model.task_model import Model
 from bitfit.tasks import KINDS, Task
 from bitfit.tasks.encode import Encoded
 from bitfit.tasks.metrics import score
-from bitfit.training.calibration import SOLVED, HeldOut, best_shift
-from bitfit.training.convex import States, output_layer, sampled, solve, with_values
+from bitfit.training.calibration import SOLVED, TRAINED, HeldOut, best_shift
+from bitfit.training.convex import (
+    Split,
+    States,
+    cross_validated,
+    known_examples,
+    mean_loss,
+    output_layer,
+    sampled,
+    solve,
+    with_values,
+)
 from bitfit.training.evaluation import outputs
-from bitfit.training.job import Part
+from bitfit.training.job import Part, encode_part
 from bitfit.training.plan import Plan, follows_recipe, recipe_epochs
 from bitfit.training.recipe import drop_worst
 from bitfit.training.run import prepare
@@ -141,11 +151,69 @@ def test_the_temperature_undoes_a_scale():
     assert held.calibration_error(held.temperature) < 0.03 < held.calibration_error()
 
 
-def test_a_handful_of_rows_cannot_ask_for_an_extreme_temperature():
+def test_few_rows_cannot_ask_for_an_extreme_temperature():
     task = Task.of("classification", ("a", "b"))
-    held = held_with(task, np.array([[1.0, -1.0], [1.0, -1.0], [-1.0, 1.0]]), np.array([0, 0, 1]))
-    assert 1 < held.temperature < 2  # three right answers ask for 0, the prior for 1.65
-    assert 0.5 < replace(held, prior=SOLVED).temperature < 1
+    targets = np.arange(12) % 2
+    held = held_with(task, np.stack([1.0 - 2 * targets, 2.0 * targets - 1], 1), targets)
+    assert 0.5 < held.temperature < 1.65  # twelve right answers ask for 0, the prior for 1.65
+    assert 0.3 < replace(held, prior=SOLVED).temperature < 1
+    handful = held.take(np.arange(9))
+    assert handful.temperature == pytest.approx(np.exp(TRAINED))
+    assert replace(handful, prior=SOLVED).temperature == 1
+
+
+def test_rows_of_a_class_that_the_training_lacked_do_not_change_temperature_and_loss():
+    generator = np.random.default_rng(0)
+    targets = np.arange(40) % 20
+    outputs = generator.normal(size=(40, 20)) + 4 * np.eye(20)[targets]
+    known = np.arange(40) % 5 != 0
+    outputs[~known, targets[~known]] = -6.0
+    task = Task.of("classification", tuple(f"class {number}" for number in range(20)))
+    everything = held_with(task, outputs, targets)
+    held = replace(everything, known=known)
+    fair = everything.take(np.flatnonzero(known))
+    assert held.unknown == 8 and held.temperature == fair.temperature < everything.temperature
+    assert held.best_loss == fair.best_loss < everything.best_loss
+    assert np.array_equal(held.row_losses, fair.row_losses)
+    assert held.score == everything.score, "the score counts all rows"
+    few = replace(everything, known=np.arange(40) < 9)
+    assert few.temperature == pytest.approx(np.exp(TRAINED))
+    none = replace(everything, known=np.zeros(40, bool))
+    assert none.temperature == pytest.approx(np.exp(TRAINED)) and none.loss() == everything.loss()
+
+
+def test_a_class_is_known_if_its_split_trains_on_it(base, tmp_path):
+    part = part_of(np.array([0, 0, 1, 2, 2, 2]))
+    splits = [Split(np.array([0, 3, 4]), np.array([1, 2, 5])), Split(np.array([1, 2, 5]), np.array([0, 3, 4]))]
+    classes = Task.of("classification", ("a", "b", "c"))
+    assert known_examples(classes, part, splits).tolist() == [True, True, False, True, True, True]
+    assert known_examples(Task.of("regression", ()), part, splits).all()
+    sets = Task.of("multilabel", ("a", "b"))
+    assert sets.lacking(np.array([[1, 1], [1, 0], [0, 0]]), np.array([[1, 0], [0, 0]])).tolist() == [True, False, False]
+    source = tmp_path / "rows.jsonl"
+    records = [{"tokens": ["good", word], "tags": ["x", word[0]]} for word in ("xa", "xb", "y", "xc")]
+    source.write_text("".join(json.dumps(record) + "\n" for record in records))
+    job, _ = prepare(source, base, Plan(task="tagging"), lambda _: None)
+    data = encode_part(job.task, job.encoder, job.dataset.train + job.dataset.dev, job.device)
+    rare = [job.task.labels.index("y") in tags for tags in data.examples.labels]
+    halves = [Split(np.array([0, 1]), np.array([2, 3])), Split(np.array([2, 3]), np.array([0, 1]))]
+    assert known_examples(job.task, data, halves).tolist() == [not own for own in rare]
+
+
+def test_rows_of_unknown_classes_do_not_choose_the_strength():
+    states = made_states(classes=2)
+    targets = states.part.targets.numpy().copy()
+    targets[-12:] = 2
+    others, last = np.arange(0, 48), np.arange(48, 60)
+    splits = [Split(others[0::2], np.concatenate([others[1::2], last])), Split(others[1::2], others[0::2])]
+    fair = [Split(others[0::2], others[1::2]), splits[1]]
+    task = Task.of("classification", ("a", "b", "c"))
+    job: Any = SimpleNamespace(task=task, stop=SimpleNamespace(check=lambda: None))
+    states = replace(states, part=part_of(targets))
+    assert cross_validated(job, states, splits).strength == cross_validated(job, states, fair).strength
+    heads = [solve(task, states.take(split.train), 0.1) for split in splits]
+    unseen = [states.take(np.zeros(0, np.int64)), states.take(fair[1].held)]
+    assert mean_loss(task, heads, unseen) == mean_loss(task, heads[1:], unseen[1:])
 
 
 def test_the_threshold_moves_only_for_a_rare_class():
@@ -339,6 +407,16 @@ def test_a_small_dev_file_of_a_large_train_file_is_scored(base, tmp_path, monkey
         (tmp_path / f"{name}.csv").write_text("text,label\n" + "".join(lines))
     run = train(tmp_path, base, select="none")
     assert "12 rows held out" in run.story.how and np.isfinite(run.story.candidates[0].loss)
+
+
+def test_rows_that_could_not_be_predicted_are_said(base, csv_file, quick, doubtful):
+    with csv_file.open("a") as file:
+        file.write("an odd one,single\n")
+    run = train(csv_file, base, select="none")
+    assert run.story.unknown == 1
+    assert any(note.startswith("1 row could not be predicted") for note in run.notes)
+    assert sum(row.support for row in run.story.classes) == 65, "the expected score counts it"
+    assert run.story.suspects and "single" not in [suspect.label for suspect in run.story.suspects]
 
 
 @pytest.fixture

@@ -94,6 +94,10 @@ class Tagging(Task):
         """The tagged words."""
         return max(1, int((targets != IGNORED).sum()))
 
+    def lacking(self, targets: Array, trained: Array) -> Array:
+        """Words with another tag than all those of training."""
+        return ~np.isin(targets, trained) & (targets != IGNORED)
+
     def predictions(self, logits: Array, encoded: Encoded, examples: Examples) -> list[Array]:
         """The number of the most probable tag of each word."""
         return [row.argmax(-1) for row in self.by_word(logits, encoded, examples)]

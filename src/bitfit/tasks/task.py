@@ -203,6 +203,10 @@ class Task(ABC):
         """The number of terms that the loss is the mean of, for this number of rows and these targets; at least 1."""
         return rows
 
+    def lacking(self, targets: Array, trained: Array) -> Array:
+        """For each target, whether it has a class that no target of training has; never where there are no classes."""
+        return np.zeros(len(targets), bool)
+
     # ---- scoring
 
     @classmethod

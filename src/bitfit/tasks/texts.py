@@ -88,6 +88,10 @@ class Classification(Task):
         """Cross-entropy, text by text."""
         return functional.cross_entropy(logits, targets, reduction="none")
 
+    def lacking(self, targets: Array, trained: Array) -> Array:
+        """Texts of another class than all those of training."""
+        return ~np.isin(targets, trained)
+
     def predictions(self, logits: Array, encoded: Encoded, examples: Examples) -> Array:
         """A row of scores per example, one for each class."""
         return logits
@@ -328,6 +332,12 @@ class MultiLabel(Task):
     def row_losses(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
         """Binary cross-entropy, text by text."""
         return functional.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
+
+    def lacking(self, targets: Array, trained: Array) -> Array:
+        """Texts with a label that no text of training has."""
+        new_labels = ~(trained > 0).any(0)
+        texts: Array = (targets[:, new_labels] > 0).any(1)
+        return texts
 
     def predictions(self, logits: Array, encoded: Encoded, examples: Examples) -> list[tuple[int, ...]]:
         """The numbers of the labels above one half."""

@@ -24,6 +24,7 @@ HIGHEST = 20.0  # temperatures lie between 1 / HIGHEST and HIGHEST
 TRAINED = 0.5
 SOLVED = 0.0
 SPREAD = 0.3
+FEWEST = 10  # with fewer rows the temperature is that of the prior
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +35,28 @@ class HeldOut:
     part: Part
     outputs: Array
     prior: float = TRAINED  # the logarithm of the temperature that is expected
+    known: Array | None = None  # for each example, whether the training had its classes; None: all of them
+
+    @property
+    def unknown(self) -> int:
+        """How many examples have a class that the training lacked."""
+        return 0 if self.known is None else int((~self.known).sum())
+
+    @cached_property
+    def fair(self) -> HeldOut:
+        """The examples whose classes the training had; all of them if there is none.
+
+        A class that a fold lacks gets a probability near zero, which says nothing of a model that was trained on it.
+        """
+        if self.known is None or not self.unknown or not self.known.any():
+            return self
+        return self.take(np.flatnonzero(self.known))
 
     def loss(self, temperature: float = 1.0) -> float:
-        """The loss at a temperature."""
-        scaled = torch.from_numpy(self.outputs / np.float32(temperature))
-        return float(self.task.loss(scaled, self.part.targets.cpu(), self.part.rows))
+        """The loss of the fair examples at a temperature."""
+        outputs, part = self.fair.outputs, self.fair.part
+        scaled = torch.from_numpy(outputs / np.float32(temperature))
+        return float(self.task.loss(scaled, part.targets.cpu(), part.rows))
 
     @cached_property
     def best_loss(self) -> float:
@@ -47,24 +65,29 @@ class HeldOut:
 
     @cached_property
     def row_losses(self) -> Array:
-        """The loss of each token row at the best temperature."""
-        scaled = torch.from_numpy(self.outputs / np.float32(self.temperature))
-        losses: Array = self.task.row_losses(scaled, self.part.targets.cpu(), self.part.rows).numpy()
+        """The loss of each token row of the fair examples at the best temperature."""
+        outputs, part = self.fair.outputs, self.fair.part
+        scaled = torch.from_numpy(outputs / np.float32(self.temperature))
+        losses: Array = self.task.row_losses(scaled, part.targets.cpu(), part.rows).numpy()
         return losses
 
     def take(self, examples: Array) -> HeldOut:
         """Some of the examples."""
-        return replace(self, part=self.part.take(examples), outputs=self.outputs[self.part.outputs_of(examples)])
+        outputs = self.outputs[self.part.outputs_of(examples)]
+        known = None if self.known is None else self.known[examples]
+        return replace(self, part=self.part.take(examples), outputs=outputs, known=known)
 
     @cached_property
     def temperature(self) -> float:
         """The temperature with the least loss; 1 for a kind of task whose answers are not probabilities.
 
-        A normal prior on its logarithm keeps a handful of rows from giving an extreme value.
+        A normal prior on its logarithm keeps few rows from giving an extreme value.
         """
-        rows = len(self.part)
-        if not rows or self.calibration_error() is None:
+        if not len(self.part) or self.calibration_error() is None:
             return 1.0
+        if len(self.part.examples) - self.unknown < FEWEST:
+            return float(np.exp(self.prior))
+        rows = len(self.fair.part)
         from scipy.optimize import minimize_scalar
 
         def objective(log: float) -> float:

@@ -209,6 +209,19 @@ def fold_splits(part: Part, task: Task, seed: int) -> list[Split]:
     return splits
 
 
+def known_examples(task: Task, part: Part, splits: Sequence[Split]) -> Array:
+    """For each example, whether the training part of the split that holds it out has its classes; true for others."""
+    targets = part.targets.cpu().numpy()
+    row_of = np.repeat(np.arange(len(part)), part.rows.lengths) if part.by_token else np.arange(len(part))
+    example_of = part.encoded.owner[row_of]  # of each output
+    known = np.ones(len(part.examples), bool)
+    for split in splits:
+        held = part.outputs_of(split.held)
+        lacking = task.lacking(targets[held], targets[part.outputs_of(split.train)])
+        known[example_of[held[lacking]]] = False
+    return known
+
+
 def tensors_of(layer: str, head: LinearHead, states: States) -> dict[str, Tensor]:
     """A head as the tensors of a layer."""
     weight, bias = head.raw(states)
@@ -216,9 +229,10 @@ def tensors_of(layer: str, head: LinearHead, states: States) -> dict[str, Tensor
 
 
 def cross_validated(job: Job, states: States, splits: Sequence[Split]) -> Solution:
-    """Choose the strength by the loss on held-out examples and solve on all of them with it."""
+    """Choose the strength by the loss on held-out examples of known classes and solve on all examples with it."""
     seen = [states.take(split.train) for split in splits]
-    held = [states.take(split.held) for split in splits]
+    known = known_examples(job.task, states.part, splits)
+    held = [states.take(split.held[known[split.held]]) for split in splits]
     starts: list[LinearHead | None] = [None] * len(splits)
     best_loss, best_strength = math.inf, STRENGTHS[0]
     best_heads: list[LinearHead] = []
@@ -248,10 +262,11 @@ def held_out_outputs(states: States, splits: Sequence[Split], heads: Sequence[Li
 
 
 def mean_loss(task: Task, heads: Sequence[LinearHead], held: Sequence[States]) -> float:
-    """The loss of each head on the states it has not seen, the mean over all token rows."""
+    """The loss of each head on the states it has not seen, the mean over all token rows; infinite if there is none."""
     total, count = 0.0, 0
     for head, unseen in zip(heads, held, strict=True):
         rows = len(unseen.part)
-        total += float(unseen.loss(task, head(unseen))) * rows
-        count += rows
-    return total / count
+        if rows:
+            total += float(unseen.loss(task, head(unseen))) * rows
+            count += rows
+    return total / count if count else math.inf

@@ -91,6 +91,7 @@ class Story:
     rows: int  # that the delta was trained on
     averaged: int  # trainings whose values were averaged
     diverged: tuple[float, ...] = ()  # learning rates with which training diverged
+    unknown: int = 0  # held-out rows with a class that the rows trained on lack
     calibration: Calibration | None = None
     threshold: float = 0.0  # added to the second of two classes
     classes: tuple[ClassScore, ...] = ()
@@ -142,7 +143,10 @@ def learning_curve(job: Job, states: States, splits: Sequence[Split], solution: 
 
 
 def suspects(held: HeldOut) -> tuple[Suspect, ...]:
-    """Examples whose label looks wrong to a model that was not trained on them; the least probable label first."""
+    """Examples whose label looks wrong to a model that was not trained on them; the least probable label first.
+
+    Of a class that the model does not know no label looks wrong.
+    """
     task, part = held.task, held.part
     examples = part.examples
     if part.by_token or task.confusion(held.predictions, examples) is None:
@@ -150,6 +154,8 @@ def suspects(held: HeldOut) -> tuple[Suspect, ...]:
     outputs = held.outputs / np.float32(held.temperature)
     doubtful = []
     for number, answer in enumerate(task.answers(outputs, part.encoded, examples)):
+        if held.known is not None and not held.known[number]:
+            continue
         label = task.labels[examples.labels[number]]
         probability = answer["scores"][label]
         if answer["label"] != label and answer["score"] >= SURE and probability <= DOUBTED:
@@ -171,6 +177,8 @@ def sentences(story: Story) -> list[str]:
     again = f" {story.averaged} times and averaged" if story.averaged > 1 else ""
     expected = f"Expected on new data: {story.metric} {_with_interval(story.expected)}."
     lines.append(f"The delta is trained on {story.rows:,} rows{again}. {expected}")
+    if story.unknown:
+        lines.append(_unknown_sentence(story.unknown))
     if story.calibration is not None:
         lines.append(_calibration_sentence(story.calibration))
     if story.threshold:
@@ -191,6 +199,12 @@ def _choice_sentence(story: Story) -> str:
         return "The head alone is delivered, because no training was left."
     chosen = next(_name(candidate) for candidate in story.candidates if candidate.chosen)
     return f"Chosen by the loss on these rows: {chosen}."
+
+
+def _unknown_sentence(count: int) -> str:
+    rows = "1 row" if count == 1 else f"{count:,} rows"
+    why = "no other row of the class, or none outside of the fold"
+    return f"{rows} could not be predicted: {why}. The expected score counts them, temperature and choice do not."
 
 
 def _name(candidate: Candidate) -> str:

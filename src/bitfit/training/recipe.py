@@ -33,6 +33,7 @@ from .convex import (
     cross_validated,
     fold_splits,
     head_states,
+    known_examples,
     output_layer,
     sampled,
     solve,
@@ -145,6 +146,7 @@ class _Recipe:
         self.everything = Split(np.arange(len(self.data.examples)), np.zeros(0, np.int64))
         self.splits = self._splits()
         self.held = np.sort(np.concatenate([split.held for split in self.splits]))
+        self.known = known_examples(job.task, self.data, self.splits)
         # The delta trains in the end on held-out rows of the training file, too, but never on those of a dev file.
         self.last_split = self.everything if job.dataset.held_out else self.splits[0]
         self.searched: list[Searched] = []
@@ -167,7 +169,8 @@ class _Recipe:
         self.states = head_states(self.job, part, first.resolution, first.trial.inject, first.trial.seed)
         self.sample_splits = [self._in_sample(split) for split in self.splits]
         self.solution = cross_validated(self.job, self.states, self.sample_splits)
-        outputs_of_sample = HeldOut(self.job.task, part, self.solution.predicted, SOLVED)
+        known = known_examples(self.job.task, part, self.sample_splits)
+        outputs_of_sample = HeldOut(self.job.task, part, self.solution.predicted, SOLVED, known)
         self.head_only = outputs_of_sample.take(np.sort(np.concatenate([split.held for split in self.sample_splits])))
 
     def _in_sample(self, split: Split) -> Split:
@@ -203,7 +206,8 @@ class _Recipe:
             lanes = lanes[len(group) :]
         for searched in self.searched:
             if searched.status == "done":
-                searched.held = HeldOut(self.job.task, self.data, searched.outputs).take(self.held)
+                everything = HeldOut(self.job.task, self.data, searched.outputs, known=self.known)
+                searched.held = everything.take(self.held)
 
     def _search_pass(self, lanes: Sequence[tuple[Searched, Split]], phase: str) -> None:
         group = [searched.resolved for searched, _ in lanes]
@@ -240,7 +244,8 @@ class _Recipe:
         return set()
 
     def _drop_worst(self, runners: list[Runner]) -> None:
-        drop_worst(runners, lambda outputs: HeldOut(self.job.task, self.job.dev, outputs))
+        known = self.known[self.held]
+        drop_worst(runners, lambda outputs: HeldOut(self.job.task, self.job.dev, outputs, known=known))
 
     def _lane(self, resolved: Resolved, start: dict[str, Tensor]) -> Lane:
         """A lane with this head; all lanes have the start values of one seed, so that their values can be averaged."""
@@ -271,6 +276,7 @@ class _Recipe:
         """Whether the head alone has the smaller loss on held-out rows of the sample; with few rows, by a margin."""
         sampled_too = np.isin(self.held, self.sample)
         compared = trained if sampled_too.all() else trained.take(np.flatnonzero(sampled_too))
+        compared = replace(compared, known=self.head_only.known)  # a sample may lack more classes
         differences = compared.row_losses - self.head_only.row_losses
         rows = len(differences)
         if rows < TOO_FEW:
@@ -370,6 +376,7 @@ class _Recipe:
             expected=held.scores[metric],
             rows=final.examples,
             averaged=final.averaged,
+            unknown=choice.held.unknown,
             calibration=calibration(choice.held),
             threshold=choice.held.threshold,
             classes=tuple(self.job.task.by_class(held.predictions, held.part.examples)),
