@@ -363,6 +363,37 @@ def test_noise_on_a_flat_curve_is_no_late_fall():
     assert late_fall(curve([0.8] * 5)) is None
 
 
+def timed(study, cost):
+    """Three bases where every trial cost what a function of its point says."""
+    bases = everywhere(study, means({}))
+    for found in bases:
+        for point, result in list(found.results.items()):
+            found.results[point] = replace(result, cost=cost(point))
+    return bases
+
+
+def test_a_method_is_slower_by_the_processor_time_of_separate_trainings():
+    study = STUDIES["freeze-table1"]
+
+    def alone(point):  # the wall time says the opposite
+        slow = point.method == "Random"
+        noise = random.Random(str(point)).gauss(0, 0.1)
+        return {"seconds": 1.0 if slow else 9.0, "cpu": (3.0 if slow else 1.5) + noise, "lanes": 1}
+
+    (comparison,) = verdict(study, "random-is-slower", timed(study, alone)).comparisons
+    assert comparison.outcome == HOLDS and comparison.estimate.mean == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("cost", [{"seconds": 1.0, "cpu": 1.0}, {"seconds": 1.0, "cpu": 1.0, "lanes": 4}])
+def test_the_time_of_a_shared_pass_is_not_the_time_of_a_method(cost):
+    study = STUDIES["freeze-table1"]
+    bases = timed(study, lambda point: cost)
+    one = verdict(study, "random-is-slower", bases)
+    assert one.outcome == OPEN and one.comparisons[0].estimate is None
+    assert "no place has the time of a separate training" in report.as_html(study, bases, [one])
+    assert "no place has the time of a separate training" in report.verdict_grid([one]).markdown()
+
+
 def test_a_plateau_converges_where_it_begins():
     assert epochs_to_converge(curve([0.5, 0.8, 0.799, 0.801, 0.8])) == pytest.approx(0.2)
 

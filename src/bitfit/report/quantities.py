@@ -27,6 +27,7 @@ class Quantity:
     unit: str
     of_trial: Callable[[Result], float | None] | None = None
     of_cell: Callable[[Findings, Sequence[Result]], float | None] | None = None
+    missing: str = ""  # why a claim is open where no place has the quantity, if there is more to say than that
 
     def by_seed(self, findings: Findings, cell: Cell) -> dict[int, float]:
         """The quantity of each seed of a cell; one over all seeds counts as that of seed 0."""
@@ -85,8 +86,9 @@ def epochs_to_converge(result: Result) -> float | None:
 
 
 def _log_seconds(result: Result) -> float | None:
-    seconds = result.cost.get("seconds", 0.0)
-    return math.log2(seconds) if seconds > 0 else None
+    """The processor time of a trial that was trained alone; trials of one pass share its time whatever they train."""
+    seconds = result.cost.get("cpu", 0.0)
+    return math.log2(seconds) if seconds > 0 and result.cost.get("lanes") == 1 else None
 
 
 def _log_spread(findings: Findings, results: Sequence[Result]) -> float | None:
@@ -115,7 +117,13 @@ QUANTITIES = {
         Quantity("fall", "late fall of the dev score", "points", late_fall),
         Quantity("gentleness", "mean share of the starting loss", "points", loss_area),
         Quantity("epochs", "epochs to within a point of the best", "epochs", epochs_to_converge),
-        Quantity("seconds", "log2 of the seconds per trial", "doublings", _log_seconds),
+        Quantity(
+            "seconds",
+            "log2 of the processor seconds of a separate training",
+            "doublings",
+            _log_seconds,
+            missing="no place has the time of a separate training",
+        ),
         Quantity("spread", "log2 of the standard deviation over seeds", "doublings", of_cell=_log_spread),
         Quantity("failed", "share of failed runs", "points", of_cell=_failed_share),
     )

@@ -314,7 +314,7 @@ def details_in_words(one: Comparison) -> str:
         detectable = estimate.detectable(one.levels.holds)
         if detectable is not None:
             details.append(f"could have seen {detectable:.1f} {one.test.unit(one.part)}")
-    elif estimate is not None:
+    elif estimate is not None or one.quantity.missing:
         details.append(f"no test: {one.why_open}")
     if len(one.by_base) > 1:
         details.append(", ".join(f"{base} {each.mean:+.2f}" for base, each in one.by_base.items()))

@@ -12,7 +12,7 @@ from ..errors import StudyError, suggest
 from ..study.spec import Claim, Part, Study
 from .claim_tests import TESTS, ClaimTest, Ps, is_about
 from .findings import Cell, Findings
-from .quantities import QUANTITIES
+from .quantities import QUANTITIES, Quantity
 from .statistics import LEVEL, Estimate, holm
 
 Outcome = Literal["holds", "refuted", "no difference that matters", "open"]
@@ -52,6 +52,11 @@ class Comparison:
     def test(self) -> ClaimTest:
         """The test of the part."""
         return TESTS[self.part.test]
+
+    @property
+    def quantity(self) -> Quantity:
+        """What is compared."""
+        return QUANTITIES[self.part.quantity]
 
     @property
     def says(self) -> str:
@@ -131,7 +136,7 @@ class Comparison:
             return ""
         estimate = self.estimate
         if estimate is None:
-            return "no place has numbers for it"
+            return self.quantity.missing or "no place has numbers for it"
         places = len(estimate.places)
         if places < self.least_places:
             return f"{_count(places, 'place')}; a test needs {self.least_places}"
