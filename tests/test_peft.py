@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from bitfit import Delta, export_peft, import_peft
+from bitfit import Delta, export, export_peft, import_peft
 from bitfit.bank.bank import Bank
 from bitfit.bank.lanes import lane_of_delta, lane_to_train
 from bitfit.cli.main import run
@@ -25,7 +27,7 @@ from bitfit.model.task_model import Model
 from bitfit.serve.repository import describe
 from bitfit.tasks import Task
 from bitfit.tasks.encode import Encoder
-from support import ARCHITECTURES, delta_of
+from support import ARCHITECTURES, delta_of, make_folder
 
 peft = pytest.importorskip("peft")
 pytestmark = [
@@ -100,21 +102,21 @@ def of_peft(model: Any, base: Any, delta: Delta) -> np.ndarray:
     return (logits[mask.bool()] if logits.dim() == 3 else logits).numpy()
 
 
-def of_bitfit(base: Any, delta: Delta) -> np.ndarray:
-    """The outputs of a delta for TEXTS."""
+def of_bitfit(base: Any, delta: Delta, given: Sequence[str] = TEXTS) -> np.ndarray:
+    """The outputs of a delta for some texts."""
     task = Task.of_delta(delta)
     model = Model(base, task.outputs, delta.meta.pool)
     bank = Bank(model, [lane_of_delta(model, delta)])
     with torch.inference_mode():
-        outputs = bank.logits({0: encoded(base, delta)})[0].numpy()
+        outputs = bank.logits({0: encoded(base, delta, given)})[0].numpy()
     return outputs * task.spread + task.center
 
 
-def encoded(base: Any, delta: Delta) -> Any:
+def encoded(base: Any, delta: Delta, given: Sequence[str] = TEXTS) -> Any:
     task = Task.of_delta(delta)
-    texts = [text.split() for text in TEXTS] if task.form == "words" else TEXTS
+    texts: list[Any] = [text.split() for text in given] if task.form == "words" else list(given)
     if delta.meta.pairs:
-        texts = [("good film", text) for text in TEXTS]
+        texts = [("good film", text) for text in given]
     encoder = Encoder(base, delta.meta.max_length, delta.meta.stride)
     return task.encode(encoder, task.examples(texts, delta.meta.pairs)).rows
 
@@ -290,6 +292,73 @@ def test_peft_answers_every_kind_of_task(bases, folders, architecture, kind, tmp
     delta = delta_of(base, labels=3, kind=kind)
     folder = export_peft(delta, base, tmp_path / "out")
     same(base, loaded(folder, folders(architecture), delta), delta)
+
+
+def by_card(folder: Path, base_folder: Path, delta: Delta, text: str) -> tuple[np.ndarray, Any]:
+    """What the code on the card of a folder computes for a text, and its model."""
+    code = re.search(r"```python\n(.*?)\n```", (folder / "README.md").read_text(), re.S)[1]
+    code = code.replace(f"base = {json.dumps(delta.meta.base)}", f"base = {json.dumps(str(base_folder))}")
+    code = code.replace('PeftModel.from_pretrained(model, ".")', f"PeftModel.from_pretrained(model, {str(folder)!r})")
+    for sample in ('["first text"], ["second text"]', '["a question"], ["its context"]'):
+        code = code.replace(sample, f'["good film"], [{text!r}]')
+    code = code.replace('["a text"]', f"[{text!r}]").replace('["some", "words"]', repr(text.split()))
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    return scope["logits"].numpy(), scope["model"]
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression", "multilabel", "tagging", "answering", "pairs"])
+@pytest.mark.parametrize("architecture", ["bert", "roberta"])
+def test_the_code_on_the_card_answers_as_bitfit_does(bases, folders, architecture, kind, tmp_path):
+    base, changes = bases(architecture), {}
+    if kind == "pairs":
+        kind, changes = "classification", {"columns": {"text": "a", "label": "label", "text_pair": "b"}}
+    delta = delta_of(base, labels=3, kind=kind, **changes)
+    folder = export_peft(delta, base, tmp_path / "out")
+    expected = of_bitfit(base, delta, TEXTS[1:2])
+    found, _ = by_card(folder, folders(architecture), delta, TEXTS[1])
+    np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=1e-5, rtol=0)
+
+
+def byte_level_folder(folder: Path, digits: bool = False) -> Path:
+    """A tiny RoBERTa whose tokenizer reads bytes, and adds no space before the first word."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    make_folder(folder, "roberta", vocab_size=400)
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if digits:
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(), backend.pre_tokenizer])
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=["<unk>", "<pad>"])
+    backend.train_from_iterator(TEXTS * 20, trainer)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", unk_token="<unk>")
+    fast.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("digits", [False, True], ids=["one step", "two steps"])
+@pytest.mark.parametrize("written_by", [export_peft, export])
+def test_the_cards_read_words_with_a_space_before_each(written_by, digits, tmp_path, monkeypatch):
+    from bitfit import load_base
+
+    source = byte_level_folder(tmp_path / "base", digits)
+    base = load_base(source)
+    delta = delta_of(base, labels=3, kind="tagging")
+    folder = written_by(delta, base, tmp_path / "out")
+    expected = of_bitfit(base, delta, TEXTS[1:2])
+    monkeypatch.chdir(folder)
+    found, _ = by_card(folder, source, delta, TEXTS[1])
+    np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=1e-5, rtol=0)
+
+
+def test_the_card_names_every_label_as_it_is(base, folders, tmp_path):
+    labels = ("C#", 'a "b" \\', "\N{GRINNING FACE} ```\n")
+    delta = delta_of(base, labels=3)
+    delta = Delta(delta.tensors, replace(delta.meta, labels=labels))
+    folder = export_peft(delta, base, tmp_path / "out")
+    _, model = by_card(folder, folders("bert"), delta, "good film")
+    assert tuple(model.config.id2label[number] for number in range(3)) == labels
 
 
 def test_lora_and_biases_go_into_one_folder(base, folders, tmp_path):

@@ -60,7 +60,9 @@ def peft_card(delta: Delta, base: Base, task: Task) -> str:
     share = f"{meta.trained:,} of {meta.total:,} parameters ({meta.trained / meta.total:.3%})"
     labels = ", ".join(f"`{_plain(label)}`" for label in task.labels)
     what = task.card.format(texts="text pairs" if meta.pairs else "texts", labels=labels)
-    names = f", id2label={dict(enumerate(map(_plain, task.labels)))!r}" if task.labels else ""
+    names = f", id2label={dict(enumerate(task.labels))!r}" if task.labels else ""  # repr is Python, JSON is not quite
+    segments = ", return_token_type_ids=True" if base.segments else ""  # some tokenizers leave them out
+    inputs = f'{task.card_input(meta.pairs)}, max_length={meta.max_length}{segments}, return_tensors="pt"'
     source = meta.hub_base or meta.base
     return f"""---
 base_model: {json.dumps(source)}
@@ -80,10 +82,10 @@ from peft import PeftModel
 from transformers import {task.transformers_class}, AutoTokenizer
 
 base = {json.dumps(source)}
-tokenizer = AutoTokenizer.from_pretrained(base)
+{_tokenizer_lines(base, task, "base")}
 model = {task.transformers_class}.from_pretrained(base, num_labels={task.outputs}{names}, dtype=torch.float32)
 model = PeftModel.from_pretrained(model, ".").eval()
-batch = tokenizer({task.card_input(meta.pairs)}, max_length={meta.max_length}, return_tensors="pt")
+batch = tokenizer({inputs})
 with torch.no_grad():
     output = model(**batch)
 logits = {task.card_logits}
@@ -235,20 +237,38 @@ def _by_layer(names: Sequence[str]) -> str:
 def _usage(delta: Delta, base: Base, task: Task, exported: Exported) -> str:
     name = task.transformers_class
     trust = ", trust_remote_code=True" if exported.custom_code else ""
-    byte_level = "ByteLevel" in base.tokenizer.backend_tokenizer.to_str()
-    spaced = ", add_prefix_space=True" if task.form == "words" and byte_level else ""
     inputs = f'{task.card_input(delta.meta.pairs)}, max_length={delta.meta.max_length}, return_tensors="pt"'
     return f"""import torch
 from transformers import {name}, AutoTokenizer
 
 folder = "."
-tokenizer = AutoTokenizer.from_pretrained(folder{trust}{spaced})
+{_tokenizer_lines(base, task, f"folder{trust}")}
 model = {name}.from_pretrained(folder{trust}, dtype=torch.float32).eval()
 batch = tokenizer({inputs})
 with torch.no_grad():
     output = model(**batch)
 logits = {task.card_logits}
 """
+
+
+def _tokenizer_lines(base: Base, task: Task, arguments: str) -> str:
+    """The lines that load the tokenizer. One of bytes is set to read words as bitfit does: each after a space."""
+    places = _byte_level_places(base) if task.form == "words" else []
+    if not places:
+        return f"tokenizer = AutoTokenizer.from_pretrained({arguments})"
+    lines = [f"tokenizer = AutoTokenizer.from_pretrained({arguments}, add_prefix_space=True)"]
+    for place in places:  # not every class of tokenizers heeds the argument
+        lines.append(f"tokenizer.backend_tokenizer.pre_tokenizer{place}.add_prefix_space = True")
+    return "\n".join(lines)
+
+
+def _byte_level_places(base: Base) -> list[str]:
+    """Where the tokenizer splits a text into bytes: "" if that is its only step, else an index such as "[1]"."""
+    rules = json.loads(base.tokenizer.backend_tokenizer.to_str()).get("pre_tokenizer") or {}
+    if rules.get("type") == "ByteLevel":
+        return [""]
+    steps = enumerate(rules.get("pretokenizers", ()))
+    return [f"[{number}]" for number, step in steps if step["type"] == "ByteLevel"]
 
 
 def _plain(text: str) -> str:
