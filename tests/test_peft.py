@@ -478,6 +478,18 @@ def test_a_path_in_a_folder_is_not_followed(folder, name):
         import_peft(folder)
 
 
+@pytest.mark.parametrize("revision", [None, "main", "v2"])
+def test_another_revision_of_the_base_is_not_replaced_by_the_newest(folder, monkeypatch, base, revision):
+    set_config(folder, base_model_name_or_path="owner/name", revision=revision)
+    monkeypatch.setattr("bitfit.prediction.peft_import.load_base", lambda name: base)
+    if revision == "v2":
+        with pytest.raises(ModelError, match=r"trained on revision 'v2' of owner/name; .* pass --base FOLDER"):
+            import_peft(folder)
+        assert import_peft(folder, base).meta.task == "classification"
+    else:
+        assert import_peft(folder).meta.task == "classification"
+
+
 @pytest.mark.parametrize(
     "name, tensor, message",
     [

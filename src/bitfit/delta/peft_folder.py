@@ -35,7 +35,7 @@ PLAIN_STARTS = ("gaussian", "eva", "orthogonal")
 # training.
 _NO_EFFECT = {
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save"),
-    *("inference_mode", "lora_dropout", "fan_in_fan_out", "init_weights", "peft_version", "revision", "lora_bias"),
+    *("inference_mode", "lora_dropout", "fan_in_fan_out", "init_weights", "peft_version", "lora_bias"),
     *("megatron_core", "qalora_group_size", "ensure_weight_tying", "runtime_config", "eva_config"),
 }
 
@@ -47,6 +47,7 @@ class Settings:
     peft_type: str
     task_type: str | None = None
     base_model_name_or_path: str | None = None
+    revision: str | None = None  # of the base
     auto_mapping: dict[str, Any] | None = None
     bias: str = "none"
     r: int = 8

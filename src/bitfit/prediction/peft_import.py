@@ -88,9 +88,16 @@ def _base_of(adapter: PeftFolder, spec: str | None) -> Base:
     """The base that the user names, else the hub id in the folder. A path in the folder's settings is not used."""
     if spec is not None:
         return load_base(spec)
-    name = adapter.settings.base_model_name_or_path or ""
+    settings = adapter.settings
+    name = settings.base_model_name_or_path or ""
     if not HUB_ID.fullmatch(name) or Path(name).exists():
         raise ModelError(f"{adapter.path / CONFIG}: its base {name[:80]!r} is not a hub id; pass --base FOLDER")
+    revision = settings.revision or "main"
+    if revision != "main":
+        raise ModelError(
+            f"{adapter.path / CONFIG}: trained on revision {revision[:80]!r} of {name}; download that revision and "
+            "pass --base FOLDER"
+        )
     return load_base(name)
 
 
