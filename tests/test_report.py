@@ -18,6 +18,7 @@ from bitfit.report.quantities import epochs_to_converge, late_fall
 from bitfit.report.statistics import spearman
 from bitfit.report.verdicts import HOLDS, NO_DIFFERENCE, OPEN, REFUTED, judge
 from bitfit.study import grid, spec
+from bitfit.study.examples import Rows
 from bitfit.study.grid import Settings
 from bitfit.study.manifest import BaseFacts, Entry, Frame, Manifest, RunFacts
 from bitfit.study.store import Result, Results
@@ -71,6 +72,18 @@ def _result(point, score, gap):
         loss=[[0.5, 0.9], [1.0, 0.5]], evaluations=[[0.5, 0.8, score], [1.0, 0.7, score]],
         cost={"seconds": 2.0, "memory": 1e8},
     )  # fmt: skip
+
+
+def with_rows(found):
+    """The findings with results of single test rows that make up each score."""
+    results = {}
+    for point, result in found.results.items():
+        rows = result.rows["test"]
+        right = round(result.score("test") * rows)
+        hits = [1] * right + [0] * (rows - right)
+        random.Random(str(point)).shuffle(hits)
+        results[point] = replace(result, examples={"test": Rows.of("hits", hits, [1] * rows).encode()})
+    return replace(found, results=results)
 
 
 def everywhere(study, score, bases=BASES, **more):
@@ -277,12 +290,28 @@ def test_a_claim_about_one_base_needs_that_base_only():
     study = STUDIES["tiny-imdb"]
     table = {"Without BitFit": 0.85, "With BitFit": 0.6}
     rates = study.method("With BitFit").rates
-    tiny = made_up(study, means(table, 0.005), base="bert-tiny", rates=rates, seeds=3)
+    tiny = with_rows(made_up(study, means(table, 0.005), base="bert-tiny", rates=rates, seeds=3))
     other = made_up(study, means({"Without BitFit": 0.6, "With BitFit": 0.85}), base="other", rates=rates, seeds=3)
     one = verdict(study, "full-is-far-ahead-on-tiny", [tiny, other])
     assert one.outcome == HOLDS and one.general
     assert report.scope_in_words(one) == "Judged on bert-tiny: imdb."
     assert verdict(study, "full-is-far-ahead-on-tiny", [other]).outcome == OPEN
+
+
+@pytest.mark.parametrize(("seeds", "why"), [(1, "one seed; a test needs 3"), (2, "2 seeds; a test needs 3")])
+def test_few_seeds_of_one_place_decide_nothing(seeds, why):
+    study = STUDIES["tiny-imdb"]
+    tiny = made_up(
+        study,
+        means({"Without BitFit": 0.9, "With BitFit": 0.6}),
+        base="bert-tiny",
+        rates=study.method("With BitFit").rates,
+        seeds=seeds,
+    )
+    one = verdict(study, "full-is-far-ahead-on-tiny", [with_rows(tiny)])
+    (comparison,) = one.comparisons
+    assert (comparison.outcome, comparison.why_open) == (OPEN, why)
+    assert not one.general and one.needs == f"needs {3 - seeds} more seed{'s' if seeds == 1 else ''}"
 
 
 def test_a_model_that_learns_nothing_is_a_result_where_its_reference_learns():
@@ -328,8 +357,6 @@ def test_smaller_bases_lose_more_by_the_slope_over_all_bases():
 
 def test_paired_rows_make_the_interval_of_a_place_narrower():
     """Two methods that are right on the same rows differ little, whatever rows are drawn."""
-    from bitfit.study.examples import Rows
-
     study = STUDIES["bitfit-table3"]
     found = made_up(study, lambda p: 0.8, tasks=("rte",), seeds=1)
     golds = [1] * 400

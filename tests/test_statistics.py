@@ -197,6 +197,8 @@ def test_a_claim_about_one_place_is_tested_by_its_seeds_and_rows():
     one = alone(place("b", "t", [5.0, 6.0, 5.5], 1.0, 500))
     assert one.p("above", 0) < 0.01 < one.p("above", 5)
     assert alone(Place("b", "t", 5.0)).p("above", 0) == 1.0
+    few = place("b", "t", [5.0, 6.0], 1.0, 500)
+    assert alone(few).p("above", 0) < 0.01 and alone(few, least_seeds=3).p("above", 0) == 1.0
 
 
 CLAIMS = (

@@ -18,7 +18,7 @@ from ..study.store import Result
 from .findings import Cell, Findings
 from .quantities import QUANTITIES, moved
 from .resampling import variance_from_rows
-from .statistics import Estimate, Place, alone, combine, place, regression, spearman
+from .statistics import LEAST_SEEDS, Estimate, Place, alone, combine, place, regression, spearman
 
 SCARCE = 500  # training rows
 SIZES = {
@@ -69,7 +69,7 @@ class ClaimTest:
             return self.combined(part, effects)
         places = [effect for _, effect in effects]
         if part.base and len(places) == 1:
-            return alone(places[0])
+            return alone(places[0], LEAST_SEEDS)
         return combine(places)
 
 

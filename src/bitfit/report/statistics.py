@@ -15,6 +15,7 @@ from typing import Literal
 
 LEVEL = 0.05
 POWER = 0.8
+LEAST_SEEDS = 3  # below which a claim about a single place is not tested
 Side = Literal["above", "below"]
 
 
@@ -150,12 +151,13 @@ def combine(places: Sequence[Place]) -> Estimate | None:
     return Estimate(mean, tuple(spread for spread in enough if spread.error > 0), tuple(places))
 
 
-def alone(one: Place) -> Estimate:
+def alone(one: Place, least_seeds: int = 1) -> Estimate:
     """The effect on a single place, for a claim about that place only; its seeds and test rows give the error.
 
-    Without the variance over test rows there is no error, because seeds alone explain too little of it.
+    Without the variance over test rows there is no error, because seeds alone explain too little of it. Neither is
+    there one with fewer seeds than `least_seeds`: the variance over seeds is then not known well enough.
     """
-    known = one.variance > 0 and one.rows_known
+    known = one.variance > 0 and one.rows_known and one.seeds >= least_seeds
     spreads = (Spread(math.sqrt(one.variance), one.freedom),) if known else ()
     return Estimate(one.effect, spreads, (one,))
 

@@ -13,7 +13,7 @@ from ..study.spec import Claim, Part, Study
 from .claim_tests import TESTS, ClaimTest, Ps, is_about
 from .findings import Cell, Findings
 from .quantities import QUANTITIES, Quantity
-from .statistics import LEVEL, Estimate, holm
+from .statistics import LEAST_SEEDS, LEVEL, Estimate, Place, holm
 
 Outcome = Literal["holds", "refuted", "no difference that matters", "open"]
 HOLDS: Outcome = "holds"
@@ -111,8 +111,15 @@ class Comparison:
             ("place", len(places), 1 if self.part.base else GENERAL_PLACES),
             ("task", len(tasks), min(GENERAL_TASKS, len(self.part.tasks) or GENERAL_TASKS)),
             ("base", len({one.base for one in places}), 1 if self.part.base else GENERAL_BASES),
+            ("seed", self._seeds_of_one_place, LEAST_SEEDS),
         )
         return [_count(need - have, f"more {name}") for name, have, need in wanted if have < need]
+
+    @property
+    def _seeds_of_one_place(self) -> int:
+        """The seeds of the only place of a claim about one base; several places need no number of seeds."""
+        places = self.estimate.places if self.estimate else ()
+        return places[0].seeds if self.part.base and len(places) == 1 else LEAST_SEEDS
 
     @property
     def needs(self) -> str:
@@ -140,11 +147,19 @@ class Comparison:
         places = len(estimate.places)
         if places < self.least_places:
             return f"{_count(places, 'place')}; a test needs {self.least_places}"
-        if places == 1 and not estimate.places[0].rows_known:
-            return "the chance in the test rows is not known"
         if not estimate.spreads:
-            return "single numbers without a spread" if places == 1 else "the places do not vary"
+            return _why_no_spread(estimate.places[0]) if places == 1 else "the places do not vary"
         return f"the interval over {_count(places, 'place')} does not exclude {_bounds(self.part)}"
+
+
+def _why_no_spread(one: Place) -> str:
+    """Why a single place decides nothing."""
+    if one.variance <= 0:
+        return "single numbers without a spread"
+    if one.seeds < LEAST_SEEDS:
+        seeds = "one seed" if one.seeds == 1 else f"{one.seeds} seeds"
+        return f"{seeds}; a test needs {LEAST_SEEDS}"
+    return "the chance in the test rows is not known"
 
 
 def _bounds(part: Part) -> str:
