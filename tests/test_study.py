@@ -365,6 +365,16 @@ def test_the_steps_of_the_evidence_are_commands():
         assert set(chosen_methods(study, step.methods) or ()) <= known
 
 
+def test_more_seeds_of_the_homework_are_trained_at_the_chosen_settings_only():
+    study = STUDIES["tiny-imdb"]
+    settings = Settings(seeds=3, search="first-seed", batch=(8, 32))
+    first = grid.search(study, settings, "bert-tiny", suits)
+    assert {point.seed for point in first} == {0}
+    more = grid.repeat(study, settings, {point: point.lr * point.batch for point in first})
+    assert {(point.lr, point.batch) for point in more if point.method == "With BitFit"} == {(3e-4, 32)}
+    assert len(more) == 2 * len(study.methods)
+
+
 def test_a_rate_that_diverges_on_most_seeds_is_not_chosen(one_result):
     def at(lr, seed):
         return Point("m", "t", None, lr, 8, seed)
