@@ -14,6 +14,7 @@ from typing import Any, Unpack
 from .. import files
 from ..data.memory import Data
 from ..model.base import Base
+from ..model.language import is_learned
 from ..study.compare import TIMED_SEED, Contest, Contestant, Say, run_contest
 from ..study.methods import CompareOptions, ComparePlan
 from ..study.store import Result
@@ -165,6 +166,8 @@ class Comparison:
             words += ["--inject", line.inject]
         if line.autofreeze:
             words += ["--autofreeze"]
+        if line.autofreeze or is_learned(line.select):  # these have no recipe that chooses
+            words += ["--lr", f"{line.rate:g}", "--epochs", str(contest.epochs)]
         return shlex.join(words)
 
 
@@ -398,7 +401,7 @@ def _table(comparison: Comparison) -> Grid:
     ]  # fmt: skip
     notes = (
         f"Baseline without a model: {100 * contest.baseline:.1f}. trained: the share of all parameters, with the head, "
-        "and their number without it. training: one training with its evaluations; CPU time counts all threads. "
+        "and their number without it. training: one training with its evaluations on dev; CPU time counts all threads. "
         "peak memory: of the process. prediction: one text by itself. mixed batch: time for texts of several deltas in "
         "one batch, by the time for the same texts under one delta.",
     )
