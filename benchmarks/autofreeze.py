@@ -3,8 +3,8 @@
 python benchmarks/autofreeze.py --data DIR [--tasks mrpc,rte,sst2] [--seeds 0,1,2] [--settled 2,3]
 
 Each seed trains all sides in turn. Time is that of the process on one thread, so that other work on the machine counts
-little. Scores are those of the best checkpoint and of the last one on dev, and of the best one on test where the task has
-labelled test rows. The best of 20 dev scores is optimistic, and more so for a model that never stops changing.
+little. Scores are those of the best checkpoint and of the last one on dev, and of the best one on test where there
+are labelled test rows. The best of 20 dev scores is optimistic, and more so for a model that never stops changing.
 """
 
 from __future__ import annotations
