@@ -96,7 +96,8 @@ class Tagging(Task):
 
     def lacking(self, targets: Array, trained: Array) -> Array:
         """Words with another tag than all those of training."""
-        return ~np.isin(targets, trained) & (targets != IGNORED)
+        words: Array = ~np.isin(targets, trained) & (targets != IGNORED)
+        return words
 
     def predictions(self, logits: Array, encoded: Encoded, examples: Examples) -> list[Array]:
         """The number of the most probable tag of each word."""

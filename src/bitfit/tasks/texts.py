@@ -335,8 +335,8 @@ class MultiLabel(Task):
 
     def lacking(self, targets: Array, trained: Array) -> Array:
         """Texts with a label that no text of training has."""
-        new_labels = ~(trained > 0).any(0)
-        texts: Array = (targets[:, new_labels] > 0).any(1)
+        new_labels = np.logical_not(np.any(trained > 0, axis=0))
+        texts: Array = np.any(targets[:, new_labels] > 0, axis=1)
         return texts
 
     def predictions(self, logits: Array, encoded: Encoded, examples: Examples) -> list[tuple[int, ...]]:
