@@ -23,7 +23,7 @@ from bitfit.model.task_model import Model
 from bitfit.tasks import KINDS, Task
 from bitfit.tasks.encode import Encoded
 from bitfit.tasks.metrics import score
-from bitfit.training.calibration import SOLVED, TRAINED, HeldOut, best_shift
+from bitfit.training.calibration import SOLVED, TRAINED, HeldOut, best_shift, gain_is_sure
 from bitfit.training.convex import (
     Split,
     States,
@@ -36,6 +36,7 @@ from bitfit.training.convex import (
     with_values,
 )
 from bitfit.training.evaluation import outputs
+from bitfit.training.explain import calibration
 from bitfit.training.job import Part, encode_part
 from bitfit.training.plan import Plan, follows_recipe, recipe_epochs
 from bitfit.training.recipe import drop_worst
@@ -148,7 +149,7 @@ def test_the_temperature_undoes_a_scale():
     task = Task.of("classification", ("a", "b", "c"))
     held = held_with(task, 4 * logits, targets)
     assert held.temperature == pytest.approx(4, rel=0.1)
-    assert held.calibration_error(held.temperature) < 0.03 < held.calibration_error()
+    assert held.calibrated.calibration_error() < 0.03 < held.calibration_error()
 
 
 def test_few_rows_cannot_ask_for_an_extreme_temperature():
@@ -216,28 +217,76 @@ def test_rows_of_unknown_classes_do_not_choose_the_strength():
     assert mean_loss(task, heads, unseen) == mean_loss(task, heads[1:], unseen[1:])
 
 
+def with_a_rare_class(rows: int, seed: int = 0, metric: str = "macro_f1") -> HeldOut:
+    """Outputs for two classes; the second one has a tenth of the rows."""
+    generator = np.random.default_rng(seed)
+    targets = (np.arange(rows) % 10 == 0).astype(np.int64)
+    apart = generator.normal(size=rows) + 2 * targets - 3
+    task = Task.of("classification", ("usual", "rare"), metric).with_positive("rare")
+    return held_with(task, np.stack([-apart / 2, apart / 2], 1), targets)
+
+
 def test_the_threshold_moves_only_for_a_rare_class():
-    generator = np.random.default_rng(0)
-    targets = (generator.random(2000) < 0.05).astype(np.int64)
-    apart = generator.normal(size=2000) + 2 * targets - 3
-    task = Task.of("classification", ("usual", "rare")).with_positive("rare")
-    rare = held_with(task, np.stack([-apart / 2, apart / 2], 1), targets)
+    rare = with_a_rare_class(2000)
     assert rare.threshold > 0.3
     half = np.arange(2000) % 2
-    assert held_with(task, rare.outputs, half).threshold == 0
+    assert held_with(rare.task, rare.outputs, half).threshold == 0
 
 
-def test_the_best_shift_is_the_best_of_all_shifts():
+@pytest.mark.parametrize("metric", ["accuracy", "f1", "auc"])
+def test_the_threshold_serves_the_metric(metric):
+    held = with_a_rare_class(2000, metric=metric)
+    assert (held.threshold != 0) is (metric == "f1")
+    assert (held.calibrated.score == held.score) is (metric != "f1")
+
+
+def test_the_expected_score_is_not_that_of_rows_the_threshold_is_fitted_on():
+    test = with_a_rare_class(20_000, seed=100)
+    expected, fitted, real = [], [], []
+    for seed in range(30):
+        held = with_a_rare_class(40, seed)
+        expected.append(held.calibrated.score)
+        fitted.append(macro_f1(held, held.threshold))
+        real.append(macro_f1(test, held.threshold * held.temperature / test.temperature))
+    assert abs(np.mean(expected) - np.mean(real)) < 0.05 < np.mean(fitted) - np.mean(real)
+
+
+def macro_f1(held: HeldOut, shift: float) -> float:
+    """The macro F1 with a threshold."""
+    outputs = held.outputs / held.temperature
+    labels = held.part.targets.numpy()
+    return score("macro_f1", (outputs[:, 1] + shift > outputs[:, 0]).astype(np.int64), labels, 2)
+
+
+def test_a_gain_of_luck_gives_no_threshold():
+    rows = np.arange(40)
+    labels = (rows < 3).astype(np.int64)
+    found = rows < 1
+    lucky = (rows < 2) | (rows > 37)  # finds one row more, with two false alarms
+    assert not gain_is_sure(labels, found, lucky, None)
+    assert gain_is_sure(labels, found, labels > 0, None)
+
+
+def test_the_calibration_of_a_story_is_that_of_threshold_and_temperature():
+    held = with_a_rare_class(2000)
+    assert held.threshold
+    without = replace(held, outputs=held.outputs / np.float32(held.temperature)).calibration_error()
+    shifted = held.outputs / np.float32(held.temperature) + np.float32([0, held.threshold])
+    assert calibration(held).after == replace(held, outputs=shifted).calibration_error() != without
+
+
+@pytest.mark.parametrize(("metric", "scored_class"), [("macro_f1", None), ("f1", 1)])
+def test_the_best_shift_is_the_best_of_all_shifts(metric, scored_class):
     generator = np.random.default_rng(1)
     labels = (generator.random(80) < 0.15).astype(np.int64)
     margins = np.round(generator.normal(size=80) + labels - 2, 1)  # rounded, so that some are equal
 
-    def macro_f1(shift: float) -> float:
-        return score("macro_f1", (margins + shift > 0).astype(np.int64), labels, 2)
+    def shifted(shift: float) -> float:
+        return score(metric, (margins + shift > 0).astype(np.int64), labels, 2, scored_class or 0)
 
-    found = best_shift(margins, labels)
-    assert macro_f1(found) == pytest.approx(max(macro_f1(shift) for shift in np.arange(-1, 5, 0.01)))
-    assert macro_f1(found) > macro_f1(0)
+    found = best_shift(margins, labels, scored_class)
+    assert shifted(found) == pytest.approx(max(shifted(shift) for shift in np.arange(-1, 5, 0.01)))
+    assert shifted(found) > shifted(0)
 
 
 @pytest.mark.parametrize(
@@ -554,7 +603,9 @@ def test_the_head_alone_is_delivered_if_every_trial_diverges(base, csv_file, tmp
 
 
 def test_a_rejected_trial_is_scored_with_its_threshold(base, tmp_path, quick, monkeypatch):
-    monkeypatch.setattr("bitfit.training.calibration.HeldOut.threshold", 100.0)
+    monkeypatch.setattr("bitfit.training.calibration.RARE", 1.0)
+    monkeypatch.setattr("bitfit.training.calibration.gain_is_sure", lambda *_: True)
+    monkeypatch.setattr("bitfit.training.calibration.best_shift", lambda *_: 100.0)
     monkeypatch.setattr("bitfit.training.recipe._Recipe._frozen_is_better", lambda *_: False)
     source = tmp_path / "rows.csv"
     lines = [f"{text},{label}\n" for text, label in reviews(64) if label == "positive"]

@@ -73,7 +73,7 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Expected calibration error on rows that were not trained on, before and after the temperature."""
+    """Expected calibration error on rows that were not trained on, before and after temperature and threshold."""
 
     temperature: float
     before: float
@@ -117,9 +117,9 @@ def confusions(held: HeldOut) -> tuple[Confusion, ...]:
 
 
 def calibration(held: HeldOut) -> Calibration | None:
-    """The calibration error before and after the temperature; None where answers are not probabilities."""
+    """The calibration error before and after temperature and threshold; None where answers are not probabilities."""
     before = held.calibration_error()
-    after = held.calibration_error(held.temperature)
+    after = held.delivered.calibration_error()
     if before is None or after is None:
         return None
     return Calibration(held.temperature, before, after)
