@@ -21,6 +21,7 @@ from bitfit.study import grid, spec
 from bitfit.study.examples import Rows
 from bitfit.study.grid import Settings
 from bitfit.study.manifest import BaseFacts, Entry, Frame, Manifest, RunFacts
+from bitfit.study.spec import Figure
 from bitfit.study.store import Result, Results
 
 STUDIES = {name: spec.load(name) for name in spec.names()}
@@ -181,6 +182,37 @@ def test_a_place_counts_by_all_methods_and_not_by_the_difference_that_is_judged(
     assert "do not beat the majority class" in report.as_html(study, [found], judge(study, [found]))
 
 
+@pytest.mark.parametrize(
+    ("name", "claim"),
+    [
+        ("bitfit-table3", "as-good-as-full"),
+        ("freeze-low-data", "all-methods-decline-alike"),
+        ("freeze-dropout", "dropout-mistake-changes-nothing"),
+    ],
+)
+def test_two_methods_at_the_majority_class_are_no_evidence_that_they_are_alike(name, claim):
+    study = STUDIES[name]
+    dead, alive = study.trained_tasks[:2]
+    (part, *_) = next(one for one in study.claims if one.id == claim).parts
+    compared = (part.a, part.b, *part.pair)
+
+    def score(point):
+        return 0.4 if point.task == dead and point.method in compared else 0.8
+
+    found = made_up(study, score, tasks=(dead, alive))
+    assert not found.without_evidence  # the other methods learn
+    comparison = verdict(study, claim, [found]).comparisons[0]
+    assert [place.task for place in comparison.estimate.places] == [alive]
+    assert any(f"neither {part.a} nor {part.b} beats the majority class" in text for text in comparison.left_out)
+
+
+def test_a_method_that_collapses_beside_one_that_learns_is_a_result():
+    study = STUDIES["bitfit-table3"]
+    found = made_up(study, lambda p: 0.4 if p.method == "BitFit" else 0.8, tasks=("rte",))
+    (comparison,) = verdict(study, "as-good-as-full", [found]).comparisons
+    assert comparison.estimate.mean == pytest.approx(-40.0) and not comparison.left_out
+
+
 def test_parts_of_a_claim_must_all_hold_and_claims_are_corrected_together():
     study = STUDIES["bitfit-table3"]
     found = everywhere(study, means({"b_m2, b_q": 0.8, "b_m2": 0.7, "b_q": 0.9}))
@@ -298,6 +330,14 @@ def test_a_claim_about_one_base_needs_that_base_only():
     assert verdict(study, "full-is-far-ahead-on-tiny", [other]).outcome == OPEN
 
 
+def test_a_claim_that_cannot_be_decided_here_says_why_until_it_is():
+    study = STUDIES["freeze-initbias"]
+    one_base = verdict(study, "zeroed-biases-depend-on-the-task", [made_up(study, means({}), tasks=("cola",))])
+    assert one_base.outcome == OPEN and one_base.needs.startswith("CoLA needs three bases")
+    against = everywhere(study, means({"BitFit": 0.6, "InitBias+BitFit": 0.8}))
+    assert not verdict(study, "zeroed-biases-depend-on-the-task", against).needs.startswith("CoLA")
+
+
 @pytest.mark.parametrize(("seeds", "why"), [(1, "one seed; a test needs 3"), (2, "2 seeds; a test needs 3")])
 def test_few_seeds_of_one_place_decide_nothing(seeds, why):
     study = STUDIES["tiny-imdb"]
@@ -326,6 +366,33 @@ def test_a_model_that_learns_nothing_is_a_result_where_its_reference_learns():
     assert {place.task for place in comparison.estimate.places} == {"rte", "sst2"}
     assert comparison.outcome == HOLDS and comparison.ps.holds > 0
     assert not any("rate" in text for text in comparison.left_out)
+
+
+def test_a_rate_that_is_lucky_on_test_does_not_refute_that_nothing_is_learnt():
+    """Six rates at pure chance, in many simulations: the best of them on test lies above the margin."""
+    study = STUDIES["freeze-reinit"]
+    rates = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    reinit = replace(study.methods[0], rates=rates)
+    study = replace(study, methods=(reinit, study.methods[1]), tasks=("rte", "sst2", "qnli"))
+    refuted = 0
+    for run in range(20):
+        bases = everywhere(study, lambda point: 0.8, rates=rates, seeds=2)
+        for found in bases:
+            draw = random.Random(f"{run} {found.base}")
+            for point, result in list(found.results.items()):
+                if point.method == "Reinit+BitFit":
+                    found.results[point] = at_chance(result, draw)
+        refuted += verdict(study, "reinitialised-learns-nothing", bases).outcome == REFUTED
+    assert refuted <= 1
+
+
+def at_chance(result, draw):
+    """A result whose scores are those of guessing, on 400 rows."""
+    scores = {}
+    for part in ("dev", "test"):
+        value = result.majority + draw.gauss(0, 0.025)
+        scores[part] = {"accuracy": [value, value - 0.05, value + 0.05]}
+    return replace(result, scores=scores)
 
 
 def test_the_order_turns_with_size_when_it_does():
@@ -417,7 +484,7 @@ def test_the_time_of_a_shared_pass_is_not_the_time_of_a_method(cost):
     bases = timed(study, lambda point: cost)
     one = verdict(study, "random-is-slower", bases)
     assert one.outcome == OPEN and one.comparisons[0].estimate is None
-    assert "no place has the time of a separate training" in report.as_html(study, bases, [one])
+    assert "no place has the time of a separate training" in report.card(one)["parts"][0]["details"]
     assert "no place has the time of a separate training" in report.verdict_grid([one]).markdown()
 
 
@@ -580,6 +647,26 @@ def test_published_values_are_subtracted_only_where_base_and_data_agree():
     assert "80.5 ± 0.7 (paper 92.5, -12.0)" in same
 
 
+def test_a_folder_with_the_name_of_the_papers_base_is_not_the_papers_base():
+    study = STUDIES["tiny-imdb"]
+    hub = study.protocol.bases[0]
+    rates = study.method("With BitFit").rates
+    folder = made_up(study, means({}), base=hub.rpartition("/")[2], rates=rates)
+    assert not folder.comparable("imdb") and made_up(study, means({}), base=hub, rates=rates).comparable("imdb")
+    judged = [summary.Judged(study, [folder], [])]
+    assert "None of them is a base of the papers." in summary._conditions(judged)
+
+
+def test_the_history_of_a_base_is_in_conditions_and_tables():
+    study = STUDIES["tiny-size"]
+    found = made_up(study, means({}), base="bert-tiny")
+    facts = replace(found.manifest, base=replace(found.manifest.base, fingerprint="97c852902e24"))
+    known = replace(found, manifest=facts)
+    says = "bert-tiny is Google's BERT-tiny, fine-tuned as a question classifier"
+    assert says in report.all_conditions([known]) and says not in report.all_conditions([found])
+    assert all(says in table.markdown() for table in tables.tables(study, [known]))
+
+
 def test_a_table_has_an_average_only_of_all_its_tasks():
     study = STUDIES["plus-figure7"]
     some, every = made_up(study, means({}), tasks=("mrpc",)), made_up(study, means({}))
@@ -645,6 +732,30 @@ def test_panels_of_a_figure_share_their_axis():
     drawn = figures.panels(study.figures[0], study, [found])
     assert len({panel.figure.axes[0].get_xlim() for panel in drawn}) == 1 and len(drawn) == 2
     assert "400 test rows, 2 seeds" in drawn[0].figure.axes[0].get_xlabel()
+
+
+def test_a_long_label_has_two_lines_and_is_not_cut():
+    study = STUDIES["tiny-imdb"]
+    found = made_up(study, means({}), rates=study.methods[0].rates)
+    (panel,) = figures.panels(Figure("Scores", "dots"), study, [found])
+    labels = [label.get_text() for label in panel.figure.axes[0].get_yticklabels()]
+    assert [label.replace("\n", " ") for label in labels] == [method.name for method in study.methods]
+    assert max(label.count("\n") for label in labels) == 1
+
+
+def test_markdown_says_where_commands_find_data_and_bases():
+    study = STUDIES["bitfit-table3"]
+    text = report.as_markdown(study, [made_up(study, means({}))], [])
+    (line,) = [line for line in text.splitlines() if "BITFIT" in line]
+    assert "DATA" in line and "MODELS" in line and text.index(line) < text.index("bitfit study run")
+
+
+def test_a_random_share_of_the_biases_is_counted_beside_the_terms():
+    study = STUDIES["core"]
+    found = made_up(study, means({}), tasks=("trec",))
+    counts = {**found.manifest.audit, "randbias": {**found.manifest.audit["randbias"], "encoder": 1267}}
+    text = report.as_markdown(study, [replace(found, manifest=replace(found.manifest, audit=counts))], [])
+    assert "randbias trains 1,269 entries without the head, b\\_m2, b\\_q 10." in text
 
 
 @pytest.mark.parametrize("kind", ["png", "pdf"])

@@ -16,6 +16,7 @@ import pytest
 
 from bitfit.errors import DataError, StudyError, UsageError
 from bitfit.report.findings import Findings
+from bitfit.report.quantities import late_fall
 from bitfit.study import grid, spec
 from bitfit.study.grid import Point, Settings
 from bitfit.study.manifest import BaseFacts, Entry, Frame, Manifest, RunFacts
@@ -363,6 +364,21 @@ def test_the_steps_of_the_evidence_are_commands():
         study = STUDIES[step.name]
         known = {method.name for method in study.methods}
         assert set(chosen_methods(study, step.methods) or ()) <= known
+    for name in ("freeze-table1", "freeze-initbias"):
+        of_study = [step for step in steps if step.name == name]
+        _check_steps_decide_claims(STUDIES[name], of_study)
+
+
+def _check_steps_decide_claims(study, steps):
+    """Claims on single tasks have three bases, unless they are marked; curves have the evaluations for a late fall."""
+    for step in steps:
+        curve = [[0, 0, 0]] * (step.epochs * step.evals_per_epoch)
+        assert late_fall(Result("", "", "", "", "", {}, {}, 0.0, evaluations=curve)) is not None
+    for claim in study.claims:
+        for part in claim.parts:
+            for task in part.tasks:
+                bases = {step.base[0] for step in steps if task in step.tasks}
+                assert len(bases) >= 3 or (claim.untested and bases), (claim.id, task)
 
 
 def test_more_seeds_of_the_homework_are_trained_at_the_chosen_settings_only():

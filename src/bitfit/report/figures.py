@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -115,7 +116,9 @@ def _legend(axes: Any, title: str | None = None) -> None:
 def dots(title: str, rows: Sequence[Dot], limits: tuple[float, float], label: str, baseline: float | None) -> Panel:
     """Dots on one axis, a line for each label; several dots of a label stand below each other."""
     labels = list(dict.fromkeys(row.label for row in rows))
-    figure, axes = drawing.axes(0.75 + 0.2 * len(labels) + 0.06 * len(rows))
+    shown = [_wrapped(name) for name in labels]
+    line = 0.3 if any("\n" in label for label in shown) else 0.2
+    figure, axes = drawing.axes(0.75 + line * len(labels) + 0.06 * len(rows))
     for number, name in enumerate(labels):
         same = [row for row in rows if row.label == name]
         for n, row in enumerate(same):
@@ -127,7 +130,7 @@ def dots(title: str, rows: Sequence[Dot], limits: tuple[float, float], label: st
                 axes.plot([row.published], [y], marker="d", mfc="none", mec=SOFT, markersize=5, linestyle="none")
     if baseline is not None:
         axes.axvline(baseline, color=SOFT, linestyle=(0, (3, 3)), linewidth=0.8)
-    axes.set_yticks(range(len(labels)), labels=[_short(name) for name in labels], parse_math=False)
+    axes.set_yticks(range(len(labels)), labels=shown, parse_math=False)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.set_xlim(*limits)
     axes.locator_params(axis="x", nbins=5)
@@ -138,9 +141,10 @@ def dots(title: str, rows: Sequence[Dot], limits: tuple[float, float], label: st
     return Panel(title, figure, f"{title}: {words}")
 
 
-def _short(name: str, most: int = 26) -> str:
-    shown = drawing.printable(name)
-    return shown if len(shown) <= most else shown[: most - 1] + "…"
+def _wrapped(name: str, width: int = 26) -> str:
+    """A label in at most two lines."""
+    lines = textwrap.wrap(drawing.printable(name), width, max_lines=2, placeholder="…")
+    return "\n".join(lines)
 
 
 def _panels_of_dots(
@@ -336,7 +340,7 @@ def _rounds(axes: Any, curves: Sequence[Sequence[tuple[float, float]]], paint: A
     for curve in curves if len(curves) > 1 else ():
         axes.plot(*zip(*curve, strict=True), color=paint, linewidth=0.6, alpha=0.45, linestyle=line)
     bold = _median(curves)
-    axes.plot(*zip(*bold, strict=True), color=paint, linewidth=1.5, linestyle=line, label=_short(label) or None)
+    axes.plot(*zip(*bold, strict=True), color=paint, linewidth=1.5, linestyle=line, label=_wrapped(label) or None)
 
 
 def _median(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
@@ -405,7 +409,7 @@ def _size_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> lis
 
 def _draw_sizes(axes: Any, xs: Sequence[float], dots: Sequence[Dot]) -> None:
     paint = dots[0].colour
-    axes.plot(xs, [dot.value for dot in dots], color=paint, marker="o", markersize=3, label=_short(dots[0].label))
+    axes.plot(xs, [dot.value for dot in dots], color=paint, marker="o", markersize=3, label=_wrapped(dots[0].label))
     for x, dot in zip(xs, dots, strict=True):
         if dot.low is not None and dot.high is not None:
             axes.plot([x, x], [dot.low, dot.high], color=paint, linewidth=1)
@@ -444,7 +448,7 @@ def _base_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> lis
                     xs.append(findings.parameters / 1e6)
                     ys.append(reference.mean - other.mean)
             if xs:
-                axes.plot(xs, ys, marker="o", markersize=4, color=colour(study.method(name).kind), label=_short(name))
+                axes.plot(xs, ys, marker="o", markersize=4, color=colour(study.method(name).kind), label=_wrapped(name))
         if axes.lines:
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter("{x:g}")
@@ -494,7 +498,7 @@ def _scatter(title: str, dots: Sequence[tuple[float, float, str]], findings: Fin
     panel, axes = _curve_axes(len(dots))
     for number, (x, y, name) in enumerate(dots, 1):
         paint = colour(_kind(findings, name))
-        axes.plot([x], [y], marker="o", color=paint, linestyle="none", markersize=4, label=f"{number} {_short(name)}")
+        axes.plot([x], [y], marker="o", color=paint, linestyle="none", markersize=4, label=f"{number} {_wrapped(name)}")
         axes.annotate(str(number), (x, y), (4, 2), textcoords="offset points", fontsize=6.5, color=SOFT)
     axes.set_xlabel("mean absolute change of what it trained")
     axes.set_ylabel(_metric_and_rows([findings], task))

@@ -17,6 +17,7 @@ from ..study.grid import Point
 from ..study.manifest import Manifest
 from ..study.spec import Method, Study
 from ..study.store import Result, Results, dev_losses, standings
+from .histories import history
 from .statistics import Summary, summary
 
 Cell = tuple[str, str, int | None]
@@ -41,6 +42,12 @@ class Findings:
     def base(self) -> str:
         """The name of the base."""
         return self.manifest.base.name
+
+    @property
+    def history(self) -> str:
+        """A sentence on where the base comes from; empty if that is not known."""
+        text = history(self.manifest.base.fingerprint)
+        return f"{self.base} is {text}." if text else ""
 
     @property
     def parameters(self) -> int:
@@ -201,9 +208,8 @@ class Findings:
 
     @cached_property
     def paper_bases(self) -> set[str]:
-        """The bases of the paper, as hub ids and as the names of their folders."""
-        ids = self.study.protocol.bases
-        return {*ids, *(name.rpartition("/")[2] for name in ids)}
+        """The bases of the paper, as hub ids; a folder of that name may hold another base."""
+        return set(self.study.protocol.bases)
 
     def chosen(self, cell: Cell) -> dict[int, Result]:
         """The trials of a cell at its chosen rate, by seed; if all diverged, the diverged ones."""

@@ -39,10 +39,12 @@ METHOD = (
     "Levels are corrected over the claims of the study (Holm). The interval shown is the one at the corrected level.",
     f"A general verdict needs at least {GENERAL_PLACES} places from {GENERAL_TASKS} tasks and {GENERAL_BASES} bases; "
     "an outlined verdict speaks for its places only. A claim about one base is tested on that base.",
-    "A place counts if the methods, averaged, beat the majority class beyond their interval.",
+    "A place counts if the methods, averaged, beat the majority class beyond their interval. A comparison leaves out a "
+    "place where neither of its two methods does.",
     "Rates and checkpoints are chosen on dev and judged on test rows that no choice has seen. A cell whose best rate "
     "is the smallest or largest tried is left out.",
 )
+WHERE = "Commands run with $BITFIT_DATA set to the folder of the data and $BITFIT_MODELS to the folder of the bases."
 CURVES = (
     Figure("Loss of every seed", "loss", "Training and dev loss."),
     Figure("Dev score of every seed", "score", ""),
@@ -154,6 +156,7 @@ def as_html(
         protocol=protocol_grid(study),
         differences=_all_differences(bases),
         remarks=_remarks(study),
+        where=WHERE,
         reproduce=_reproduce(study, bases),
     )
 
@@ -205,12 +208,17 @@ def state(findings: Findings) -> str:
 
 
 def all_conditions(bases: Sequence[Findings]) -> str:
-    """The conditions of verdicts: rows, epochs and seeds of each task; bases with equal conditions stand together."""
+    """The conditions of verdicts: rows, epochs and seeds of each task, and where the bases come from.
+
+    Bases with equal conditions stand together.
+    """
     by_conditions: dict[str, list[str]] = {}
     for findings in bases:
         base = f"{findings.base} ({findings.parameters / 1e6:.1f}M parameters)"
         by_conditions.setdefault(_conditions(findings), []).append(base)
-    return " ".join(f"{', '.join(names)} on {text}." for text, names in by_conditions.items())
+    sentences = [f"{', '.join(names)} on {text}." for text, names in by_conditions.items()]
+    sentences += [findings.history for findings in bases if findings.history]
+    return " ".join(sentences)
 
 
 def _conditions(findings: Findings) -> str:
@@ -530,6 +538,7 @@ def as_markdown(study: Study, bases: Sequence[Findings], verdicts: Sequence[Verd
     if bases:
         parts.append("### What differs from the protocol\n")
         parts.append("".join(f"- {plain(text)}\n" for text in _all_differences(bases)) or "Nothing.\n")
+    parts += [f"### How to reproduce\n\n{plain(WHERE)}\n"] if bases else []
     for findings in bases:
         commands = [shlex.join(run.command) for run in findings.manifest.runs]
         parts += [f"```\n{command.replace('```', '')}\n```\n" for command in commands]

@@ -218,7 +218,8 @@ def _how_to_run() -> str:
     options = shlex.join(["--base", forecast.SMALL_BASE, *forecast.SMALL.words()])
     return (
         "Hours are estimates: of one core for a small run, and of a GPU with 10 TFLOP/s for the paper's bases and all "
-        f"data. A small run is: bitfit study run NAME {options}, with fewer epochs where the paper has fewer."
+        f"data. A small run is: bitfit study run NAME {options}, with fewer epochs where the paper has fewer. "
+        f"{report.WHERE}"
     )
 
 
@@ -227,8 +228,7 @@ def _conditions(judged: Sequence[Judged]) -> str:
     if not names:
         return "Nothing has been run yet."
     papers = set(chain.from_iterable(one.study.protocol.bases for one in judged if one.study.of_a_paper))
-    published = {name.rpartition("/")[2] for name in papers}
-    theirs = [name for name in names if name in published]
+    theirs = [name for name in names if name in papers]
     which = f"Of the papers' bases: {', '.join(theirs)}." if theirs else "None of them is a base of the papers."
     main = next((one for one in judged if one.study.name == MAIN), None)
     ran = [findings for findings in main.bases if findings.done] if main else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from ..study.spec import Number, Row, Study, Table
@@ -32,16 +33,25 @@ def tables(study: Study, bases: Sequence[Findings]) -> list[Grid]:
         if table.layout in ("numbers", "space"):
             continue
         if any(row.base for row in table.rows):
-            made += [_over_bases(table, bases)] if bases else []
-        else:
-            made += [_LAYOUTS[table.layout](table, findings) for findings in bases if _has_cells(table, findings)]
+            made += [_with_histories(_over_bases(table, bases), bases)] if bases else []
+            continue
+        for findings in bases:
+            if _has_cells(table, findings):
+                made.append(_with_histories(_LAYOUTS[table.layout](table, findings), [findings]))
     by_size = {table.task for table in study.tables if table.layout == "sizes"}
     for findings in bases if by_size else ():
         for task in findings.tasks:
             if task not in by_size:
                 caption = "A task that stands in none of the paper's tables."
-                made.append(_by_size(Table(f"Training sizes, {task}", "sizes", task=task, caption=caption), findings))
+                table = Table(f"Training sizes, {task}", "sizes", task=task, caption=caption)
+                made.append(_with_histories(_by_size(table, findings), [findings]))
     return made
+
+
+def _with_histories(grid: Grid, bases: Sequence[Findings]) -> Grid:
+    """A table with a note on where its bases come from."""
+    histories = [findings.history for findings in bases if findings.history]
+    return replace(grid, notes=(*grid.notes, *histories))
 
 
 def published_tables(study: Study, bases: Sequence[Findings]) -> list[Grid]:
@@ -139,7 +149,7 @@ def trained_share(findings: Findings, method: str) -> str:
     counts = findings.manifest.audit.get(method)
     if not counts:
         return ""
-    return f"{sum(counts[part] for part in PARTS) / (counts['total'] or 1):.3%}"
+    return f"{_count(findings, method) / (counts['total'] or 1):.3%}"
 
 
 def _share(findings: Findings | None, row: Row) -> Cell:
@@ -406,7 +416,28 @@ def audit(findings: Findings) -> Grid:
         rows.append([method, *cells, f"{trained:,}", trained_share(findings, method)])
     head = ["", "layers", "embedding", "pooler", "head", "trained in all", "% without head"]
     note = "Counted from the base, with a head for two classes; the papers' percentages leave the head out."
-    return Grid(f"Parameters trained, {findings.base}", head, rows, note)
+    return Grid(f"Parameters trained, {findings.base}", head, rows, note, _shares_in_numbers(findings))
+
+
+def _shares_in_numbers(findings: Findings) -> list[str]:
+    """How many entries a random share of each term has, beside the method that it is compared with."""
+    notes = []
+    for claim in findings.study.claims:
+        for part in claim.parts:
+            if part.b and _is_share(findings.study, part.a):
+                share, other = _count(findings, part.a), _count(findings, part.b)
+                notes.append(f"{part.a} trains {share:,} entries without the head, {part.b} {other:,}.")
+    return list(dict.fromkeys(notes))
+
+
+def _is_share(study: Study, method: str) -> bool:
+    return study.method(method).select.startswith("each(")
+
+
+def _count(findings: Findings, method: str) -> int:
+    """How many parameters a method trains, without the head; 0 if they were not counted."""
+    counts = findings.manifest.audit.get(method, {})
+    return sum(counts.get(part, 0) for part in PARTS)
 
 
 def gaps(findings: Findings) -> Grid:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ..errors import StudyError, suggest
 from ..study.spec import Claim, Part, Study
-from .claim_tests import TESTS, ClaimTest, Ps, is_about
+from .claim_tests import TESTS, ClaimTest, Ps, collapsed_pairs, is_about
 from .findings import Cell, Findings
 from .quantities import QUANTITIES, Quantity
 from .statistics import LEAST_SEEDS, LEVEL, Estimate, Place, holm
@@ -207,7 +207,7 @@ class Verdict:
     @property
     def needs(self) -> str:
         """What would decide the claim."""
-        if self.claim.untested:
+        if self.claim.untested and self.outcome == OPEN:
             return self.claim.untested
         undecided = [comparison for comparison in self.comparisons if comparison.needs]
         least = min(undecided, key=lambda one: len(one.estimate.places) if one.estimate else 0, default=None)
@@ -335,6 +335,8 @@ def _why_left_out(part: Part, findings: Findings, task: str, size: int | None, n
         return
     if not TESTS[part.test].inner_rates:
         return
+    for first, second in collapsed_pairs(part, findings, task, size):
+        yield f"neither {first} nor {second} beats the majority class"
     for name in _methods(part):
         reason = _edge(findings, (name, task, size))
         if reason is not None:

@@ -188,7 +188,7 @@ class Claim:
     paper: str = ""
     where: str = ""
     parts: tuple[Part, ...] = ()
-    untested: str = ""  # why it cannot be tested here
+    untested: str = ""  # why it cannot be decided here; its parts are compared all the same
 
 
 @dataclass(frozen=True)
