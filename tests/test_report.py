@@ -14,7 +14,7 @@ from bitfit.errors import StudyError
 from bitfit.report import figures, report, summary, tables
 from bitfit.report.findings import Findings
 from bitfit.report.published import published
-from bitfit.report.quantities import epochs_to_converge, late_fall
+from bitfit.report.quantities import epochs_to_converge, gap, late_fall
 from bitfit.report.statistics import spearman
 from bitfit.report.verdicts import HOLDS, NO_DIFFERENCE, OPEN, REFUTED, judge
 from bitfit.study import grid, spec
@@ -211,6 +211,74 @@ def test_a_method_that_collapses_beside_one_that_learns_is_a_result():
     found = made_up(study, lambda p: 0.4 if p.method == "BitFit" else 0.8, tasks=("rte",))
     (comparison,) = verdict(study, "as-good-as-full", [found]).comparisons
     assert comparison.estimate.mean == pytest.approx(-40.0) and not comparison.left_out
+
+
+@pytest.mark.parametrize(
+    ("name", "claim", "n"),
+    [
+        ("bitfit-gap", "smaller-generalisation-gap", 0),
+        ("bitfit-gap", "smaller-generalisation-gap", 1),
+        ("bitfit-maps", "key-bias-does-not-move", 0),
+        ("bitfit-maps", "query-and-middle-move-most", 0),
+        ("bitfit-maps", "maps-are-alike", 0),
+        ("freeze-table1", "gentler-loss", 0),
+    ],
+)
+def test_a_method_that_does_not_learn_has_no_gap_curve_or_map_that_counts(name, claim, n):
+    """Its gap is 0 and its loss falls gently: that would speak for BitFit where BitFit fails."""
+    study = STUDIES[name]
+    dead = study.trained_tasks[0]
+    tasks = study.trained_tasks[:3]
+    extra = (*study.methods, *(replace(study.methods[0], name=f"other {n}") for n in range(4)))
+    study = replace(study, methods=extra)  # so that the place counts by the other methods
+
+    def score(point):
+        return 0.4 if point.task == dead and point.method == "BitFit" else 0.8
+
+    found = made_up(study, score, tasks=tasks)
+    assert not found.without_evidence
+    comparison = verdict(study, claim, [found]).comparisons[n]
+    (used,) = {place.all_tasks for place in comparison.estimate.places if len(place.all_tasks) > 1} or [
+        tuple(place.task for place in comparison.estimate.places)
+    ]
+    assert used == tasks[1:]
+    assert comparison.left_out == (f"one, {dead}: BitFit does not beat the majority class",)
+
+
+def test_a_training_that_is_too_short_to_refute_a_claim_does_not_support_it():
+    study = STUDIES["bitfit-rates"]
+
+    def trained(epochs):
+        bases = everywhere(study, means({}))
+        for found in bases:
+            for point, result in list(found.results.items()):
+                curve = [[float(epoch), 0.5, 0.8] for epoch in range(1, epochs + 1)]
+                found.results[point] = replace(result, evaluations=curve)
+        return verdict(study, "converges-in-seven-epochs", bases).comparisons[0]
+
+    assert trained(15).estimate.mean == pytest.approx(1.0) and not trained(15).left_out
+    assert trained(7).estimate is None
+    assert trained(7).left_out[0] == "one, qnli: BitFit was not trained for more than 7 epochs"
+
+
+def test_the_generalisation_gap_is_to_test_rows_because_dev_chose_the_checkpoint():
+    scores = {"train": {"accuracy": [0.9, 0, 1]}, "dev": {"accuracy": [0.85, 0, 1]}, "test": {"accuracy": [0.8, 0, 1]}}
+    result = Result("k", "done", "b", "t", "accuracy", {}, {}, 0.5, scores=scores)
+    assert gap(result) == pytest.approx(10.0)
+    without_test = replace(result, scores={"train": scores["train"], "dev": scores["dev"]})
+    assert gap(without_test) == pytest.approx(5.0)
+
+
+def test_the_spread_of_guesses_is_no_stability():
+    study = STUDIES["bitfit-stability"]
+
+    def score(point):
+        base = 0.4 if point.method == "BitFit" else 0.8
+        return base + random.Random(str(point)).gauss(0, 0.001 if point.method == "BitFit" else 0.01)
+
+    found = made_up(study, score, seeds=4, tasks=("rte",))
+    comparison = verdict(study, "more-stable", [found]).comparisons[0]
+    assert comparison.estimate is None
 
 
 def test_parts_of_a_claim_must_all_hold_and_claims_are_corrected_together():

@@ -58,6 +58,7 @@ class ClaimTest:
     decision: Decision
     combined: Callable[[Part, Sequence[tuple[Findings, Place]]], Estimate | None] | None = None
     inner_rates: bool = True  # whether a cell whose best rate is at the edge is left out
+    of_learning: bool = False  # whether it says nothing of a method that did not learn the task
 
     def estimate(self, part: Part, bases: Sequence[Findings]) -> Estimate | None:
         """The effect over all places of these bases that count."""
@@ -155,7 +156,7 @@ def compared(part: Part, findings: Findings, cells: Sequence[Cell]) -> dict[int,
 
 def _difference(part: Part, findings: Findings, task: str, size: int | None) -> Place | None:
     """a - b on one place."""
-    if collapsed_pairs(part, findings, task, size):
+    if collapsed_pairs(part, findings, task, size) or not_learnt(part, findings, task, size):
         return None
     cells = [(part.a, task, size), (part.b, task, size)]
     trials = compared(part, findings, cells)
@@ -183,7 +184,8 @@ def _values(part: Part, findings: Findings) -> Iterator[Place]:
         for size in sizes:
             cell = (part.a, task, size)
             values = QUANTITIES[part.quantity].by_seed(findings, cell)
-            if values and not findings.at_edge(cell):
+            vacuous = not_learnt(part, findings, task, size) or too_short(part, findings, task, size)
+            if values and not vacuous and not findings.at_edge(cell):
                 by_size.append(place(findings.base, task, list(values.values())))
         yield from _one_place(findings.base, task, by_size)
 
@@ -228,6 +230,24 @@ def collapsed_pairs(part: Part, findings: Findings, task: str, size: int | None)
     return collapsed
 
 
+def not_learnt(part: Part, findings: Findings, task: str, size: int | None) -> list[str]:
+    """The methods that did not learn the task, where only one that learns it says something.
+
+    A method that learns nothing has no generalisation gap, converges at once, and its biases move by chance.
+    """
+    if not (QUANTITIES[part.quantity].of_learning or TESTS[part.test].of_learning):
+        return []
+    named = [name for name in (part.a, part.b) if name]
+    return [name for name in named if not _learnt(findings, (name, task, size))]
+
+
+def too_short(part: Part, findings: Findings, task: str, size: int | None) -> bool:
+    """Whether no trial of a cell could have exceeded the margin of a part, however it went."""
+    most = QUANTITIES[part.quantity].most
+    trials = findings.chosen((part.a, task, size)).values()
+    return most is not None and not part.b and all(most(result) <= part.margin for result in trials)
+
+
 def _learnt(findings: Findings, cell: Cell) -> bool:
     """Whether a method beat the majority class beyond its interval."""
     lows = [findings.lower_end(result) for result in findings.chosen(cell).values()]
@@ -238,7 +258,7 @@ def _term_changes(part: Part, findings: Findings) -> Iterator[tuple[str, list[di
     """For each task the mean change of every bias term with a value in each layer, seed by seed."""
     for task, sizes in places_of(part, findings).items():
         cell = (part.a, task, sizes[-1])
-        if findings.at_edge(cell):
+        if findings.at_edge(cell) or not_learnt(part, findings, task, sizes[-1]):
             continue
         tables = []
         for result in findings.chosen(cell).values():
@@ -308,7 +328,8 @@ def _flat_maps(part: Part, findings: Findings) -> dict[str, list[float]]:
     """For each task the changes of all terms that have a value in every layer, term by term."""
     maps = {}
     for task in places_of(part, findings):
-        if findings.at_edge((part.a, task, findings.size(task))):
+        size = findings.size(task)
+        if findings.at_edge((part.a, task, size)) or not_learnt(part, findings, task, size):
             continue
         change = mean_change(findings, part.a, task)
         layered = {term: row for term, row in change.items() if len(row) > 1 and any(row)}
@@ -446,17 +467,17 @@ TESTS = {
         ClaimTest(
             "does_not_move",
             lambda part: f"change of {', '.join(part.terms)} < {part.margin:g}% of the largest term's",
-            lambda part: "%", _largest_share, BELOW,
+            lambda part: "%", _largest_share, BELOW, of_learning=True,
         ),
         ClaimTest(
             "moves_most",
             lambda part: f"{' and '.join(part.terms)} change more than any other bias term",
-            lambda part: "% of the largest", _lead_over_others, GREATER,
+            lambda part: "% of the largest", _lead_over_others, GREATER, of_learning=True,
         ),
         ClaimTest(
             "maps_alike",
             lambda part: f"mean rank correlation of the change maps of two tasks > {part.by:g}",
-            lambda part: "(rho)", _map_likeness, GREATER,
+            lambda part: "(rho)", _map_likeness, GREATER, of_learning=True,
         ),
         ClaimTest(
             "unrelated",

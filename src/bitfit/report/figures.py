@@ -248,7 +248,7 @@ def _gap_dots(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[P
                 dots.append(_dot(name, values, colour(_kind(findings, name))))
         return dots
 
-    return _panels_of_dots(figure, bases, rows, "train score - dev score, points", zero=True)
+    return _panels_of_dots(figure, bases, rows, "train score - test score, points", zero=True)
 
 
 def _spread_dots(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:

@@ -237,8 +237,8 @@ class Findings:
         return [self.points(result, metric) for _, result in sorted(self.at(cell, rate).items())]
 
     def part(self, result: Result) -> str:
-        """The split a trial is judged on: test, which no choice depends on; dev if there is no test."""
-        return "test" if "test" in result.scores else "dev"
+        """The split a trial is judged on."""
+        return judged_part(result)
 
     def points(self, result: Result, metric: str | None = None) -> float:
         """A trial's score in points; a run that diverged scores as the majority class."""
@@ -254,6 +254,10 @@ class Findings:
     def failed(self, result: Result) -> bool:
         """Whether a run collapsed: it diverged, or ended no better than the majority class."""
         return result.status == "diverged" or self.points(result) <= 100 * result.majority + 1e-9
+
+    def beats_majority(self, result: Result) -> bool:
+        """Whether a run beat the majority class beyond its interval."""
+        return self.lower_end(result) > 100 * result.majority
 
     def row_variance(self, result: Result) -> float:
         """The variance of a score over its test rows, in points squared, from its 95% interval."""
@@ -323,6 +327,11 @@ class Findings:
     def _tested(self, task: str) -> bool:
         done = [result for result in self.done if result.task == task and result.status == "done"]
         return not done or any("test" in result.scores for result in done)
+
+
+def judged_part(result: Result) -> str:
+    """The split a trial is judged on: test, which no choice depends on; dev if there is no test."""
+    return "test" if "test" in result.scores else "dev"
 
 
 def _named(some: Sequence[str], every: Sequence[str]) -> str:

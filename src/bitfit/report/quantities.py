@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..study.store import Result
-from .findings import Cell, Findings
+from .findings import Cell, Findings, judged_part
 
 CLOSE = 0.01  # an evaluation this close to the best score counts as converged
 WINDOWS = 5  # parts that a curve of evaluations is divided into
@@ -28,6 +28,8 @@ class Quantity:
     of_trial: Callable[[Result], float | None] | None = None
     of_cell: Callable[[Findings, Sequence[Result]], float | None] | None = None
     missing: str = ""  # why a claim is open where no place has the quantity, if there is more to say than that
+    of_learning: bool = False  # whether it says nothing of a method that did not learn the task
+    most: Callable[[Result], float] | None = None  # the largest value that a trial can have
 
     def by_seed(self, findings: Findings, cell: Cell) -> dict[int, float]:
         """The quantity of each seed of a cell; one over all seeds counts as that of seed 0."""
@@ -44,9 +46,12 @@ class Quantity:
 
 
 def gap(result: Result) -> float | None:
-    """Train score minus dev score of the kept checkpoint, in points."""
-    train, dev = result.score("train"), result.score("dev")
-    return None if train is None or dev is None else 100 * (train - dev)
+    """Train score minus test score of the kept checkpoint, in points.
+
+    Dev chose the checkpoint and the rate, so its score is too good; it is taken only where there is no test.
+    """
+    train, test = result.score("train"), result.score(judged_part(result))
+    return None if train is None or test is None else 100 * (train - test)
 
 
 def _train_error(result: Result) -> float | None:
@@ -85,6 +90,10 @@ def epochs_to_converge(result: Result) -> float | None:
     return next(epoch for epoch, _, score in result.evaluations if score >= best - CLOSE)
 
 
+def _epochs_trained(result: Result) -> float:
+    return max((epoch for epoch, _, _ in result.evaluations), default=0.0)
+
+
 def _log_seconds(result: Result) -> float | None:
     """The processor time of a trial that was trained alone; trials of one pass share its time whatever they train."""
     seconds = result.cost.get("cpu", 0.0)
@@ -92,6 +101,9 @@ def _log_seconds(result: Result) -> float | None:
 
 
 def _log_spread(findings: Findings, results: Sequence[Result]) -> float | None:
+    """The spread over seeds; None if no seed learnt the task, because the spread of guesses says nothing."""
+    if not any(findings.beats_majority(result) for result in results):
+        return None
     values = [findings.points(result) for result in results]
     deviation = statistics.stdev(values) if len(values) > 2 else 0.0
     return math.log2(deviation) if deviation > 0 else None
@@ -112,11 +124,25 @@ QUANTITIES = {
     quantity.name: quantity
     for quantity in (
         Quantity("score", "", "points"),
-        Quantity("gap", "generalisation gap", "points", gap),
+        Quantity("gap", "generalisation gap", "points", gap, of_learning=True),
         Quantity("train_error", "distance from 100 of the train score", "points", _train_error),
-        Quantity("fall", "late fall of the dev score", "points", late_fall),
-        Quantity("gentleness", "mean share of the starting loss", "points", loss_area),
-        Quantity("epochs", "epochs to within a point of the best", "epochs", epochs_to_converge),
+        Quantity(
+            "fall",
+            "late fall of the dev score",
+            "points",
+            late_fall,
+            missing=f"no place has the {2 * WINDOWS * PER_WINDOW} evaluations that a curve needs",
+            of_learning=True,
+        ),
+        Quantity("gentleness", "mean share of the starting loss", "points", loss_area, of_learning=True),
+        Quantity(
+            "epochs",
+            "epochs to within a point of the best",
+            "epochs",
+            epochs_to_converge,
+            of_learning=True,
+            most=_epochs_trained,
+        ),
         Quantity(
             "seconds",
             "log2 of the processor seconds of a separate training",
@@ -124,7 +150,13 @@ QUANTITIES = {
             _log_seconds,
             missing="no place has the time of a separate training",
         ),
-        Quantity("spread", "log2 of the standard deviation over seeds", "doublings", of_cell=_log_spread),
+        Quantity(
+            "spread",
+            "log2 of the standard deviation over seeds",
+            "doublings",
+            of_cell=_log_spread,
+            missing="no place has three seeds that differ",
+        ),
         Quantity("failed", "share of failed runs", "points", of_cell=_failed_share),
     )
 }

@@ -441,7 +441,7 @@ def _count(findings: Findings, method: str) -> int:
 
 
 def gaps(findings: Findings) -> Grid:
-    """Train and dev score of the kept checkpoint and their difference."""
+    """The train score of the kept checkpoint, and by how much it is above the test score."""
     rows: Rows = []
     for method in findings.methods:
         cells: list[Cell | str] = [method]
@@ -452,7 +452,7 @@ def gaps(findings: Findings) -> Grid:
             cell = compared(values, None)
             cells.append(Cell(cell.text, f"train {statistics.fmean(train):.1f}" if train else "–", cell.kind))
         rows.append(cells)
-    return Grid(f"Generalisation gap, {findings.base}", ["", *findings.tasks], rows, "Train minus dev, in points.")
+    return Grid(f"Generalisation gap, {findings.base}", ["", *findings.tasks], rows, "Train minus test, in points.")
 
 
 def costs(findings: Findings) -> Grid:

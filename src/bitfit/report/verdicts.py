@@ -10,7 +10,7 @@ from typing import Literal
 
 from ..errors import StudyError, suggest
 from ..study.spec import Claim, Part, Study
-from .claim_tests import TESTS, ClaimTest, Ps, collapsed_pairs, is_about
+from .claim_tests import TESTS, ClaimTest, Ps, collapsed_pairs, is_about, not_learnt, too_short
 from .findings import Cell, Findings
 from .quantities import QUANTITIES, Quantity
 from .statistics import LEAST_SEEDS, LEVEL, Estimate, Place, holm
@@ -335,8 +335,13 @@ def _why_left_out(part: Part, findings: Findings, task: str, size: int | None, n
         return
     if not TESTS[part.test].inner_rates:
         return
-    for first, second in collapsed_pairs(part, findings, task, size):
+    collapsed = collapsed_pairs(part, findings, task, size)
+    for first, second in collapsed:
         yield f"neither {first} nor {second} beats the majority class"
+    for name in () if collapsed else not_learnt(part, findings, task, size):
+        yield f"{name} does not beat the majority class"
+    if too_short(part, findings, task, size):
+        yield f"{part.a} was not trained for more than {part.margin:g} {TESTS[part.test].unit(part)}"
     for name in _methods(part):
         reason = _edge(findings, (name, task, size))
         if reason is not None:
