@@ -11,7 +11,7 @@ demo: $(INSTALLED)
 
 # One process per core with one thread each: the models of the tests are too small to share.
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2 --dist worksteal
 
 check: $(INSTALLED)
 	$(RUN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ from support import delta_of, make_folder, mini_rows, reviews, write_rows
 
 settings.register_profile("bitfit", deadline=None)  # a busy machine fails no test
 settings.load_profile("bitfit")
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the libraries and thousands of tests: every pass of a study calls it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

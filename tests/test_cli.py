@@ -379,7 +379,7 @@ def test_ctrl_c_exits_130_and_the_same_command_resumes(folder, tmp_path):
     path = tmp_path / "long.csv"
     path.write_text("text,label\n" + "".join(f"{t},{label}\n" for t, label in reviews(400)))
     out = tmp_path / "d.safetensors"
-    command = [sys.executable, "-m", "bitfit", "train", str(path), "--base", folder, "--lr", "1e-3", "--epochs", "12"]
+    command = [sys.executable, "-m", "bitfit", "train", str(path), "--base", folder, "--lr", "1e-3", "--epochs", "6"]
     command += ["--out", str(out), "--resume"]
     environment = {**os.environ, "BITFIT_CHECKPOINT_SECONDS": "0.05"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)

@@ -267,6 +267,7 @@ def test_a_stamp_is_the_size_and_the_version(info, version, monkeypatch):
     assert stamp("memory://a") == [5, *version]
 
 
+@pytest.mark.parametrize("url", ["folder", "s3"], indirect=True)
 def test_another_machine_without_base_and_data_finds_the_results(tiny, storage, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("BITFIT_CACHE", str(tmp_path / "cache"))
     base, data = tiny
@@ -282,6 +283,7 @@ def test_another_machine_without_base_and_data_finds_the_results(tiny, storage, 
     assert run(words(gone / "other", data, tmp_path / "second", storage)) == 4  # no such base, here or there
 
 
+@pytest.mark.parametrize("url", ["folder", "s3"], indirect=True)
 def test_another_machine_goes_on_from_the_checkpoint(tiny, storage, tmp_path, monkeypatch):
     monkeypatch.setenv("BITFIT_CACHE", str(tmp_path / "cache"))
     base, data = tiny
@@ -318,6 +320,7 @@ def test_another_machine_goes_on_from_the_checkpoint(tiny, storage, tmp_path, mo
     assert not storage.names("passes")
 
 
+@pytest.mark.parametrize("url", ["folder", "s3"], indirect=True)
 def test_a_pass_that_finished_after_its_run_was_killed_counts(tiny, storage, tmp_path, monkeypatch):
     monkeypatch.setenv("BITFIT_CACHE", str(tmp_path / "cache"))
     base, data = tiny

@@ -578,7 +578,8 @@ def test_the_test_part_is_encoded_once_for_all_trials(tiny, tmp_path, encoded):
     from bitfit.study.runner import run as go
 
     study = replace(STUDIES["tiny-imdb"], tasks=("imdb",))
-    found = Campaign(study, tiny[0], Settings(epochs=1, seeds=2, lr=(1e-2, 1e-3)), tiny[1], Results(tmp_path))
+    settings = Settings(epochs=1, seeds=2, lr=(1e-2, 1e-3), batch=(8,), methods=("Without BitFit", "With BitFit"))
+    found = Campaign(study, tiny[0], settings, tiny[1], Results(tmp_path))
     go(found, local, ["bitfit"], lambda _: None, lambda *_: None)
     assert len(encoded) == 3
 
