@@ -17,6 +17,7 @@ from bitfit.data.examples import Examples
 from bitfit.errors import DataError, UsageError
 from bitfit.tasks import Task, metrics
 from bitfit.tasks.metrics import CLASS_METRICS, NUMBER_METRICS, TWO_CLASS_METRICS, Score, evaluate, interval, score
+from bitfit.tasks.sums import Sums, share
 
 CLASSIFICATION = ("accuracy", "macro_f1", "matthews")
 CORRELATIONS = ("spearman", "pearson")
@@ -324,3 +325,17 @@ def test_metrics_need_neither_scipy_nor_sklearn() -> None:
         "sys.exit(any(name in sys.modules for name in ('scipy', 'sklearn')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("metric", ["f1", "macro_f1", "precision", "recall"])
+def test_few_rows_that_are_all_right_do_not_make_a_score_certain(metric):
+    labels = [0, 1] * 4
+    low, high = interval(metric, labels, labels)
+    assert high == 1.0 and low < 0.7
+    low, high = interval(metric, [1 - label for label in labels], labels)
+    assert low == 0.0 and high > 0.3
+
+
+def test_few_sentences_that_are_all_right_do_not_make_a_score_certain():
+    score = Sums(np.ones((8, 2))).score(share(0, 1))
+    assert score.value == score.high == 1.0 and score.low < 0.7

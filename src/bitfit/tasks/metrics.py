@@ -109,11 +109,13 @@ class _Sample(Protocol):
 def _interval(sample: _Sample, metric: str, resamples: int, seed: int) -> tuple[float, float]:
     value = sample.value(metric)
     if metric == "accuracy":
-        return _wilson(value, sample.rows)
+        return wilson(value, sample.rows)
     if resamples < 1:
         raise UsageError(f"resamples is {resamples}: a bootstrap needs at least 1.")
     values = sample.resampled(metric, resamples, np.random.default_rng(seed))
     low, high = np.quantile(values, [0.025, 0.975])
+    if metric in _SHARES and low == high == value and value in (0.0, 1.0):
+        return wilson(value, sample.rows)  # resamples of rows that are all right, or all wrong, are all alike
     # Resamples repeat rows and lose classes, which biases some metrics enough to leave the value outside.
     return min(float(low), value), max(float(high), value)
 
@@ -361,6 +363,7 @@ NUMBER_METRICS = tuple(_REGRESSION)
 
 # The other metrics are undefined if predictions or golds are constant.
 _DEFINED = ("accuracy", "f1", "macro_f1", "precision", "recall", *ERRORS)
+_SHARES = ("f1", "macro_f1", "precision", "recall")
 _OF_POSITIVE = ("f1", "precision", "recall", *_RANKING)
 
 
@@ -460,7 +463,7 @@ def blocks(resamples: int, width: int) -> Iterator[int]:
         yield min(size, resamples - start)
 
 
-def _wilson(share: float, rows: int) -> tuple[float, float]:
+def wilson(share: float, rows: int) -> tuple[float, float]:
     """Wilson's interval of a share. Unlike a bootstrap, it has a width even if every row is right or all wrong."""
     shrink = 1 + _Z95**2 / rows
     centre = (share + _Z95**2 / (2 * rows)) / shrink

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .metrics import Floats, Score, blocks, ratio
+from .metrics import Floats, Score, blocks, ratio, wilson
 
 Metric = Callable[[Floats], Floats]
 """[resamples, statistics] -> one value per resample."""
@@ -24,7 +24,7 @@ class Sums:
         return float(metric(self.table.sum(0, keepdims=True))[0])
 
     def score(self, metric: Metric, resamples: int = 1000, seed: int = 0) -> Score:
-        """The metric with its 95% interval: a seeded percentile bootstrap over the rows."""
+        """The metric, a share of 1, with its 95% interval: a seeded percentile bootstrap over the rows."""
         value = self.value(metric)
         rows = len(self.table)
         rng = np.random.default_rng(seed)
@@ -33,6 +33,8 @@ class Sums:
             counts = rng.multinomial(rows, np.full(rows, 1 / rows), size=size)
             values.append(metric(counts @ self.table))
         low, high = np.quantile(np.concatenate(values), [0.025, 0.975])
+        if low == high == value and value in (0.0, 1.0):
+            low, high = wilson(value, rows)  # resamples of rows that are all right, or all wrong, are all alike
         return Score(value, min(float(low), value), max(float(high), value))
 
     def scores(self, metrics: Mapping[str, Metric]) -> dict[str, Score]:
