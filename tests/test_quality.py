@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,3 +47,26 @@ def test_the_hindsight_is_the_best_trial_less_the_chosen_one(report):
     trials = [{"test": 0.75, "chosen": False}, {"test": 0.7, "chosen": True}]
     assert report.hindsight(result("bitfit", 0.7, trials=trials)) == pytest.approx(0.05)
     assert report.hindsight(result("linear", 0.7)) is None
+
+
+def test_equal_scores_share_a_rank(report):
+    found = [result("linear", 0.6), result("bitfit", 0.7), result("head alone", 0.7)]
+    page = "\n".join(report.summary(found))
+    assert page.count("| 70.00 | 1.50 |") == 2 * page.count("| 60.00 | 3.00 |") > 0
+
+
+def test_targets_count_up_to_a_thousand_rows(report):
+    found = [result("linear", 0.6), result("bitfit", 0.7)]
+    larger = [result("linear", 0.6, size=5000), result("bitfit", 0.1, size=5000)]
+    assert "+10.00 (1 cells)" in report.report([*found, *larger])
+
+
+def test_a_size_that_a_task_does_not_have_is_left_out(report, monkeypatch, tmp_path):
+    import quality
+
+    computed = []
+    monkeypatch.setattr(quality, "_ready", lambda args: None)
+    monkeypatch.setattr(quality, "training_rows", lambda data, task: 400)
+    monkeypatch.setattr(quality, "compute", lambda cell, *others: computed.append(cell.size))
+    quality.run(SimpleNamespace(tasks=["sst2"], sizes=[300, 5000], draws=1, methods=["bitfit"], data=tmp_path))
+    assert computed == [300]
