@@ -15,7 +15,7 @@ from bitfit.report import figures, report, summary, tables
 from bitfit.report.findings import Findings
 from bitfit.report.published import published
 from bitfit.report.quantities import epochs_to_converge, gap, late_fall
-from bitfit.report.statistics import spearman
+from bitfit.report.statistics import combine, spearman
 from bitfit.report.verdicts import HOLDS, NO_DIFFERENCE, OPEN, REFUTED, judge
 from bitfit.study import grid, spec
 from bitfit.study.examples import Rows
@@ -406,6 +406,34 @@ def test_a_claim_that_cannot_be_decided_here_says_why_until_it_is():
     assert not verdict(study, "zeroed-biases-depend-on-the-task", against).needs.startswith("CoLA")
 
 
+def test_rates_that_are_ours_have_an_edge_also_where_a_study_fixes_them():
+    study = STUDIES["tiny-imdb"]
+    rates = study.method("With BitFit").rates
+    found = made_up(study, lambda point: 0.7 + 300 * point.lr, base="bert-tiny", rates=rates, seeds=3)
+    edges = {method: found.at_edge((method, "imdb", None)) for method in found.methods}
+    assert not edges["Without BitFit"] and not edges["With BitFit"]  # the homework's grid
+    assert edges["With BitFit, whole head"] and edges["With BitFit, frozen head, more rates"]
+    assert verdict(study, "frozen-head-costs", [found]).comparisons[0].estimate is None
+
+
+def test_an_open_claim_is_never_said_to_be_decided():
+    study = STUDIES["bitfit-table3"]
+    one = verdict(study, "as-good-as-full", everywhere(study, lambda point: 0.8))
+    still = [replace(place, variance=0.0) for place in one.comparisons[0].estimate.places]
+    same = replace(one.comparisons[0], estimate=combine(still))
+    assert same.outcome == OPEN and not same.missing
+    assert same.needs == "more places (the places do not vary)"
+
+
+def test_methods_do_not_decline_alike_if_the_lead_shrinks():
+    """The same slope must not be a trend in one claim and none in the other."""
+    study = STUDIES["freeze-low-data"]
+    margins = {}
+    for claim in study.claims:
+        margins[claim.id] = {part.margin for part in claim.parts}
+    assert margins["all-methods-decline-alike"] == margins["lead-shrinks-with-data"]
+
+
 @pytest.mark.parametrize(("seeds", "why"), [(1, "one seed; a test needs 3"), (2, "2 seeds; a test needs 3")])
 def test_few_seeds_of_one_place_decide_nothing(seeds, why):
     study = STUDIES["tiny-imdb"]
@@ -573,7 +601,7 @@ DECIDED = {
     ("bitfit-tagging", "tagging-is-equal"),
 }
 OPEN_BECAUSE = {
-    ("bitfit-table1", "competitive-with-sparse-methods"): ("no place has numbers for it", "over 4 places"),
+    ("bitfit-table1", "competitive-with-sparse-methods"): ("over 4 places does not exclude -1",),
     ("bitfit-table3", "two-terms-nearly-suffice"): ("over 8 places does not exclude -1",),
     ("bitfit-table3", "both-terms-are-needed"): ("over 8 places does not exclude 0",),
     ("freeze-initbias", "zeroed-biases-depend-on-the-task"): ("1 place; a test needs 3",),
@@ -610,6 +638,22 @@ def test_the_papers_own_numbers_give_the_papers_own_conclusions_or_a_page_says_w
     assert {key for key, outcome in outcomes.items() if outcome == HOLDS} == DECIDED
     assert {key for key, outcome in outcomes.items() if outcome == OPEN} == set(OPEN_BECAUSE)
     assert len(outcomes) == len(DECIDED) + len(OPEN_BECAUSE)  # none is refuted
+
+
+def test_scores_of_the_hidden_test_set_are_compared_with_each_other_only():
+    study = STUDIES["bitfit-table1"]
+    (one,) = [one for one in judge(study, [], published(study)) if one.claim.id == "competitive-with-sparse-methods"]
+    on_test, on_dev = (part.estimate for part in one.published)
+    assert [round(place.effect, 1) for place in on_test.places] == [1.3, 0.1, -0.4, -1.3]
+    assert [round(place.effect, 1) for place in on_dev.places] == [-0.9, 0.0, -1.0, 0.4]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [("plus-figure7", "seeds"), ("freeze-reinit", "seeds"), ("bitfit-squad", "epochs"), ("tiny-size", "batch sizes")],
+)
+def test_what_no_text_says_is_marked_as_our_choice(name, setting):
+    assert "our choice" in dict(report.facts(STUDIES[name]))[setting]
 
 
 # ---- pages
@@ -746,7 +790,7 @@ def test_the_share_of_trained_parameters_is_our_own():
     study = STUDIES["bitfit-table3"]
     table = tables.tables(study, [made_up(study, means({}))])[0]
     row = next(row for row in table.rows if row[0] == "BitFit")
-    assert (row[1].text, row[1].note) == ("10.000%", "paper 0.09%")
+    assert (row[1].text, row[1].note) == ("10.204%", "paper 0.09%")  # 10 of 100 - 2
 
 
 def test_a_published_table_without_a_number_of_ours_is_not_called_ours():

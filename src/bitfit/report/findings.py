@@ -190,7 +190,8 @@ class Findings:
     def at_edge(self, cell: Cell) -> bool:
         """Whether a cell chose the smallest or largest rate it tried, so that a better one may exist.
 
-        Rates that the paper fixes belong to its protocol and have no edge; a head that is solved has no rate.
+        The rates of a row that the paper prints belong to its protocol and have no edge, where the study fixes them; a
+        head that is solved has no rate.
         """
         best = self.choices.get(cell)
         tried = sorted({point.lr for point in self.cells.get(cell, ())})
@@ -201,7 +202,7 @@ class Findings:
     def _as_published(self, cell: Cell, tried: Sequence[float]) -> bool:
         method = self.study.method(cell[0])
         published = sorted(method.rates_by_task.get(cell[1], method.rates))
-        if method.fixed or self.manifest.published:
+        if self.manifest.published or (method.fixed and self.study.prints(method.name)):
             return True
         same_rates = len(published) == len(tried) and all(map(math.isclose, published, tried))
         return same_rates and self.base in self.paper_bases

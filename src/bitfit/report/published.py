@@ -13,20 +13,21 @@ TEST_SCORE = 1  # its column in a table of layout `test`
 
 
 def published(study: Study) -> list[Findings]:
-    """What the paper's tables say of each base."""
-    by_base: dict[str, dict[Point, Result | None]] = {}
+    """What the paper's tables say of each base; scores of a hidden test set are compared with each other only."""
+    found: dict[tuple[str, bool], dict[Point, Result | None]] = {}
     for table in study.tables:
         if table.layout in LAYOUTS:
             for row in table.rows:
-                if row.method:
+                if row.method or row.numbers_of:
                     base = row.base or study.protocol.bases[0]
+                    results = found.setdefault((base, bool(row.numbers_of)), {})
                     for point, result in _results(study, table, row, base):
-                        by_base.setdefault(base, {}).setdefault(point, result)
-    return [Findings(study, _manifest(study, base), results) for base, results in by_base.items()]
+                        results.setdefault(point, result)
+    return [Findings(study, _manifest(study, base), results) for (base, _), results in found.items()]
 
 
 def _results(study: Study, table: Table, row: Row, base: str) -> list[tuple[Point, Result]]:
-    method = study.method(row.method)
+    method = study.method(row.numbers_of or row.method)
     results = []
     for task, size, number in _cells(table, row):
         if task in study.trained_tasks:

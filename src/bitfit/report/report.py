@@ -40,7 +40,7 @@ METHOD = (
     f"A general verdict needs at least {GENERAL_PLACES} places from {GENERAL_TASKS} tasks and {GENERAL_BASES} bases; "
     "an outlined verdict speaks for its places only. A claim about one base is tested on that base.",
     "A place counts if the methods, averaged, beat the majority class beyond their interval. A comparison leaves out a "
-    "place where neither of its two methods does.",
+    "place where neither of its two methods does. A gap, a curve or a change map counts only if its method does.",
     "Rates and checkpoints are chosen on dev and judged on test rows that no choice has seen. A cell whose best rate "
     "is the smallest or largest tried is left out.",
 )

@@ -149,7 +149,8 @@ def trained_share(findings: Findings, method: str) -> str:
     counts = findings.manifest.audit.get(method)
     if not counts:
         return ""
-    return f"{_count(findings, method) / (counts['total'] or 1):.3%}"
+    without_head = counts["total"] - counts["head"]
+    return f"{_count(findings, method) / (without_head or 1):.3%}"
 
 
 def _share(findings: Findings | None, row: Row) -> Cell:

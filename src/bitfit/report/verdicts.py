@@ -132,7 +132,7 @@ class Comparison:
         detectable = self.estimate.detectable(self.levels.holds)
         margin = self.part.margin
         if detectable is None or margin <= 0:
-            return ""
+            return f"more places ({self.why_open})"
         places = math.ceil(len(self.estimate.places) * (detectable / margin) ** 2)
         return f"about {places} places would show a difference of {margin:g} {self.test.unit(self.part)}"
 

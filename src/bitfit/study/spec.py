@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -109,6 +110,7 @@ class Row:
     label: str
     values: tuple[float | tuple[float, float] | str, ...] = ()  # a number, number and deviation, or "" if not given
     method: str = ""  # empty: published only
+    numbers_of: str = ""  # the method that the numbers are of, where we cannot score what they were scored on
     base: str = ""
     rate: float | None = None
     share: str = ""
@@ -234,6 +236,11 @@ class Study:
     def _methods(self) -> dict[str, Method]:
         return {method.name: method for method in self.methods}
 
+    def prints(self, method: str) -> bool:
+        """Whether the paper prints numbers of a method."""
+        rows = chain.from_iterable(table.rows for table in self.tables)
+        return any(row.method == method and row.values for row in rows)
+
     @property
     def of_a_paper(self) -> bool:
         """Whether it repeats something of a paper; else its protocol is ours."""
@@ -354,7 +361,7 @@ def _check(study: Study, where: str) -> None:
     for table in study.tables:
         for row in table.rows:
             at = f"{where}: {table.name}, row {row.label}"
-            _known(at, [row.method] if row.method else [], known)
+            _known(at, [name for name in (row.method, row.numbers_of) if name], known)
             if row.values and len(row.values) != len(table.columns):
                 raise StudyError(f"{at}: {len(row.values)} values for {len(table.columns)} columns")
     for figure in study.figures:
