@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from bitfit.model.rows import Rows
 from bitfit.model.task_model import Model
 from bitfit.tasks import KINDS, Task
 from bitfit.tasks.encode import Encoded
-from bitfit.tasks.metrics import score
+from bitfit.tasks.metrics import ClassScore, Score, score
 from bitfit.training.calibration import SOLVED, TRAINED, HeldOut, best_shift, gain_is_sure
 from bitfit.training.convex import (
     Split,
@@ -36,7 +37,7 @@ from bitfit.training.convex import (
     with_values,
 )
 from bitfit.training.evaluation import outputs
-from bitfit.training.explain import calibration
+from bitfit.training.explain import Candidate, Curve, Story, calibration, sentences
 from bitfit.training.job import Part, encode_part
 from bitfit.training.plan import Plan, follows_recipe, recipe_epochs
 from bitfit.training.recipe import drop_worst
@@ -456,6 +457,7 @@ def test_a_small_dev_file_of_a_large_train_file_is_scored(base, tmp_path, monkey
         (tmp_path / f"{name}.csv").write_text("text,label\n" + "".join(lines))
     run = train(tmp_path, base, select="none")
     assert "12 rows held out" in run.story.how and np.isfinite(run.story.candidates[0].loss)
+    assert run.story.rows < 6, "the head is solved on a sample"
 
 
 def test_rows_that_could_not_be_predicted_are_said(base, csv_file, quick, doubtful):
@@ -489,6 +491,11 @@ def test_json_and_suspects_tell_the_story(base, folders, csv_file, tmp_path, cap
     shown = json.loads(capsys.readouterr().out)
     assert shown["recipe"] == "default"
     assert {"candidates", "expected", "calibration", "classes", "confusions", "curve"} <= set(shown["story"])
+    low, high = shown["intervals"]["dev"]["accuracy"]
+    assert low <= shown["dev"]["accuracy"] <= high
+    assert shown["head_only"] == (shown["story"]["candidates"][0]["chosen"])
+    assert shown["baseline"] == "always the majority" and shown["trained"] < shown["total"]
+    assert any(note.startswith("Chosen by the loss") for note in shown["notes"])
     written = list(csv.DictReader(suspects.read_text().splitlines()))
     assert written and [int(row["line"]) for row in written] == [row["line"] for row in shown["story"]["suspects"]]
     for row in written:
@@ -626,3 +633,115 @@ def test_few_rows_say_that_the_dev_split_is_given_up(base, csv_file, quick):
 def test_the_gap_of_an_injected_selection_is_scored(base, csv_file, quick):
     run = train(csv_file, base, inject="lora(W_q, 2)", select="injected", gap=True)
     assert set(run.best.gap) == set(run.best.scores["dev"])
+
+
+def write_reviews(path, rows: list[tuple[str, str]]) -> None:
+    path.write_text("text,label\n" + "".join(f"{text} {number},{label}\n" for number, (text, label) in enumerate(rows)))
+
+
+def test_of_many_rows_every_label_may_look_wrong_not_only_those_held_out(base, tmp_path, doubtful, monkeypatch):
+    monkeypatch.setattr("bitfit.training.recipe.FEW", 10)
+    write_reviews(tmp_path / "rows.csv", reviews(80))
+    run = train(tmp_path / "rows.csv", base, select="none")
+    suspects = run.story.suspects
+    assert "8 rows held out" in run.story.how
+    assert {suspect.split for suspect in suspects} == {"train", "dev"}
+    assert run.story.curve.rows == 60, "the learning curve holds out every row, too"
+
+
+def test_suspects_of_two_files_say_which_file_they_are_in(base, folders, tmp_path, doubtful):
+    from bitfit.cli.main import run
+
+    source = tmp_path / "data"
+    source.mkdir()
+    write_reviews(source / "train.csv", reviews(60))
+    write_reviews(source / "dev.csv", reviews(100)[60:])
+    suspects = tmp_path / "suspects.csv"
+    words = ["train", str(source), "--base", str(folders("bert")), "--out", str(tmp_path / "d.safetensors")]
+    assert run([*words, "--select", "none", "--suspects", str(suspects)]) == 0
+    written = list(csv.DictReader(suspects.read_text().splitlines()))
+    assert {row["split"] for row in written} == {"train", "dev"}
+    for row in written:
+        line = (source / f"{row['split']}.csv").read_text().splitlines()[int(row["line"]) - 1]
+        assert line == f"{row['text']},{row['label']}"
+
+
+def test_suspects_of_two_frames_have_the_index_of_theirs(base, tmp_path, doubtful):
+    pandas = pytest.importorskip("pandas")
+    frames = {}
+    for name, rows in (("train", reviews(60)), ("dev", reviews(100)[60:])):
+        texts = [f"{text} {number}" for number, (text, _) in enumerate(rows)]
+        labels = [label for _, label in rows]
+        frames[name] = pandas.DataFrame({"text": texts, "label": labels}, [f"{name} {n}" for n in range(len(rows))])
+    suspects = train(frames, base, select="none", quiet=True).story.suspects
+    assert {suspect.split for suspect in suspects} == {"train", "dev"}
+    for suspect in suspects:
+        assert frames[suspect.split].loc[suspect.line, "text"] == suspect.text
+
+
+@pytest.mark.parametrize(
+    ("full", "spread", "helps"), [(0.74, 0.025, False), (0.76, 0.025, True), (0.76, 0.0, False), (0.70, 0.01, False)]
+)
+def test_more_rows_help_if_the_gain_exceeds_the_error_of_both_scores(full, spread, helps):
+    assert Curve(100, 0.70, spread, full).helps is helps
+
+
+def test_the_baseline_is_scored_on_the_rows_that_the_folds_hold_out(base, tmp_path):
+    rows = [(f"{text} {number}", "a" if number < 26 else "b") for number, (text, _) in enumerate(reviews(40))]
+    write_reviews(tmp_path / "rows.csv", rows)
+    run = train(tmp_path / "rows.csv", base, select="none")
+    assert run.majority == pytest.approx(26 / 40), "of the four rows of the split that is not used, three are a"
+
+
+def a_story(**facts: Any) -> Story:
+    facts = {
+        "how": "4 folds",
+        "metric": "accuracy",
+        "expected": Score(0.5, 0.4, 0.6),
+        "rows": 12,
+        "averaged": 1,
+    } | facts
+    return Story(**facts)
+
+
+def test_a_training_with_a_larger_loss_than_the_head_only_is_not_said_to_have_the_smallest():
+    frozen = Candidate("the head alone", None, 0.5, 0.75)
+    chosen = Candidate("learning rate 0.001", 1e-3, 0.6, 0.5, chosen=True)
+    [line] = [line for line in sentences(a_story(candidates=(frozen, chosen))) if line.startswith("Chosen")]
+    assert "The loss of the head only is smaller" in line
+
+
+def test_the_threshold_names_its_class():
+    classes = (ClassScore("ham", 1.0, 1.0, 1.0, 9), ClassScore("spam", 1.0, 1.0, 1.0, 1))
+    head = Candidate("the head alone", None, 0.5, 0.75, chosen=True)
+    lines = sentences(a_story(candidates=(head,), classes=classes, threshold=0.4))
+    assert 'A class is rare, so +0.40 is added to the output of "spam".' in lines
+
+
+def test_training_rows_that_are_all_the_same_text_are_explained_by_the_dev_rows(base, tmp_path):
+    rows = [{"text": "the same", "label": float(number)} for number in range(12)]
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a constant prediction has no correlation
+        run = train(tmp_path, base, task="regression", select="none", quiet=True)
+    assert run.story.curve.rows == 12 and run.story.suspects == ()
+
+
+def test_the_last_step_of_a_search_is_not_the_one_after_which_a_lane_is_dropped(base, tmp_path, quick, monkeypatch):
+    monkeypatch.setattr("bitfit.training.resolved.recipe_rates", lambda rates, rows: tuple(rates[1:]))
+    monkeypatch.setattr("bitfit.training.recipe._Recipe._frozen_is_better", lambda *_: False)
+    write_reviews(tmp_path / "train.csv", reviews(40))
+    write_reviews(tmp_path / "dev.csv", reviews(50)[40:])
+    run = train(tmp_path, base)
+    assert run.best.delta.meta.trial.best_step == 40 / 8
+
+
+def test_no_trial_is_shown_as_the_best_if_the_head_alone_is_delivered(base, tmp_path, quick, monkeypatch):
+    write_reviews(tmp_path / "train.csv", reviews(16))
+    for name in ("dev", "test"):
+        write_reviews(tmp_path / f"{name}.csv", reviews(24)[16:])
+    monkeypatch.setattr("bitfit.training.recipe._Recipe._frozen_is_better", lambda *_: True)
+    assert "bold" not in train(tmp_path, base)._repr_html_()
+    monkeypatch.setattr("bitfit.training.recipe._Recipe._frozen_is_better", lambda *_: False)
+    assert train(tmp_path, base)._repr_html_().count("bold") == 1

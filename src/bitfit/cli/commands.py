@@ -89,13 +89,15 @@ def _suspect_rows(run: Any, source: Path, encoding: str | None) -> Iterator[dict
     from ..prediction.predictor import other_columns
 
     columns, suspects = run.dataset.columns, run.story.suspects
+    several_files = not source.is_file()
     known = {columns.text, columns.text_pair, columns.label, *SUSPECT_COLUMNS}
     others: dict[int, dict[str, object]] = {}
-    if run.dataset.held_out and source.is_file():
+    if not several_files:
         sample = Sample.of(DataFile(source, encoding))
         others = other_columns(sample, [suspect.line for suspect in suspects], known)
     for suspect in suspects:
-        row = {"line": suspect.line, columns.text: suspect.text}
+        row = {"split": suspect.split} if several_files else {}
+        row |= {"line": suspect.line, columns.text: suspect.text}
         if suspect.text_pair is not None:
             row[columns.text_pair] = suspect.text_pair
         row |= others.get(suspect.line, {})

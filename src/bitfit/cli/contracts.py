@@ -29,19 +29,24 @@ def training(run: Any, target: Path, seconds: float) -> dict[str, Any]:
         "delta": str(target),
         **{key: getattr(meta, key) for key in ("base", "task", "name", "select", "head")},
         **{key: getattr(trial, key) for key in ("lr", "batch", "seed", "epochs", "train_size", "protocol")},
+        "head_only": run.story is not None and run.story.candidates[0].chosen,
         "trained": meta.trained,
+        "total": meta.total,
         "metric": meta.metric,
         "dev": values["dev"],
         "test": values.get("test"),
         "more": {split: values[split] for split in values if split not in ("dev", "test", "train")},
+        "intervals": {split: _intervals(scores) for split, scores in best.scores.items()},
         "train": values.get("train"),
         "gap": best.gap or None,
         "majority": run.majority,
+        "baseline": run.baseline_name,
         "trials": [_trial(outcome) for outcome in run.trials],
         "seconds": seconds,
         "threads": meta.threads,
         "recipe": meta.recipe,
         "story": None if run.story is None else _story(run.story),
+        "notes": list(run.notes),
     }
 
 
@@ -55,6 +60,10 @@ def _story(story: Any) -> dict[str, Any]:
 
 def _values(scores: Mapping[str, Any]) -> dict[str, float]:
     return {metric: score.value for metric, score in scores.items()}
+
+
+def _intervals(scores: Mapping[str, Any]) -> dict[str, list[float]]:
+    return {metric: [score.low, score.high] for metric, score in scores.items()}
 
 
 def _trial(outcome: Any) -> dict[str, Any]:
@@ -71,7 +80,7 @@ def evaluation(result: Any) -> dict[str, Any]:
     return {
         "rows": result.rows,
         "metrics": _values(result.scores),
-        "interval": {metric: [score.low, score.high] for metric, score in result.scores.items()},
+        "interval": _intervals(result.scores),
         "positive": result.task.positive,
         "by_class": {row.label: _class_scores(row) for row in result.by_class},
         "confusion": result.confusion,

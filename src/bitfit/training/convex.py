@@ -209,6 +209,11 @@ def fold_splits(part: Part, task: Task, seed: int) -> list[Split]:
     return splits
 
 
+def held_examples(splits: Sequence[Split]) -> Array:
+    """The examples that any of the splits holds out, in order."""
+    return np.sort(np.concatenate([split.held for split in splits]))
+
+
 def known_examples(task: Task, part: Part, splits: Sequence[Split]) -> Array:
     """For each example, whether the training part of the split that holds it out has its classes; true for others."""
     targets = part.targets.cpu().numpy()

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import Array
 from ..tasks.metrics import ClassScore, Score
 from .calibration import HeldOut
-from .convex import Solution, Split, States, held_out_outputs, solve
+from .convex import Split, States, held_examples, held_out_outputs, solve
 from .job import Job
 
 PAIRS = 5  # pairs of confused classes that are listed
@@ -53,9 +54,13 @@ class Curve:
 
     @property
     def helps(self) -> bool:
-        """Whether all rows are better than half of them by more than two standard errors."""
-        error = self.spread / math.sqrt(DRAWS)
-        return self.full - self.half > 2 * error
+        """Whether all rows are better than half of them by more than two standard errors of the difference.
+
+        The score of all rows is one draw, too. Without its error, one in six files without anything to learn would
+        seem to gain by more rows.
+        """
+        error = self.spread * math.sqrt(1 + 1 / DRAWS)
+        return self.full - self.half > 2 * error > 0  # halves that are all alike say nothing of the error
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Suspect:
     probability: float  # of the predicted label
     label_probability: float  # of the label it has
     text_pair: str | None = None
+    split: str = "train"  # the side that it is on: train or dev; with a dev file, the file of its line
 
 
 @dataclass(frozen=True)
@@ -125,27 +131,30 @@ def calibration(held: HeldOut) -> Calibration | None:
     return Calibration(held.temperature, before, after)
 
 
-def learning_curve(job: Job, states: States, splits: Sequence[Split], solution: Solution) -> Curve:
-    """The score of the head alone on held-out examples, solved on half of the other ones and on all of them."""
-    examples = np.sort(np.concatenate([split.held for split in splits]))
-    held = HeldOut(job.task, states.part, solution.predicted)
+def learning_curve(job: Job, states: States, splits: Sequence[Split], strength: float, predicted: Array) -> Curve:
+    """The score of the head alone on held-out examples, solved on half of the other ones and on all of them.
+
+    `predicted` are the outputs of the heads that are solved on all examples that a split trains on.
+    """
+    examples = held_examples(splits)
+    full = HeldOut(job.task, states.part, predicted).take(examples).score
     scores = []
     for draw in range(DRAWS):
         heads = []
         for split in splits:
             job.stop.check()
             half = np.random.default_rng(draw).permutation(split.train)[: max(1, len(split.train) // 2)]
-            heads.append(solve(job.task, states.take(np.sort(half)), solution.strength))
+            heads.append(solve(job.task, states.take(np.sort(half)), strength))
         halved = HeldOut(job.task, states.part, held_out_outputs(states, splits, heads))
         scores.append(halved.take(examples).score)
     rows = len(splits[0].train)
-    return Curve(rows, float(np.mean(scores)), float(np.std(scores, ddof=1)), held.take(examples).score)
+    return Curve(rows, float(np.mean(scores)), float(np.std(scores, ddof=1)), full)
 
 
-def suspects(held: HeldOut) -> tuple[Suspect, ...]:
+def suspects(held: HeldOut, in_dev: Array) -> tuple[Suspect, ...]:
     """Examples whose label looks wrong to a model that was not trained on them; the least probable label first.
 
-    Of a class that the model does not know no label looks wrong.
+    Of a class that the model does not know no label looks wrong. `in_dev`: whether an example is one of dev.
     """
     task, part = held.task, held.part
     examples = part.examples
@@ -162,7 +171,8 @@ def suspects(held: HeldOut) -> tuple[Suspect, ...]:
             pair = examples.pairs[number] if examples.pairs else None
             line = examples.lines[number] if examples.lines else number
             text = examples.texts[number]
-            doubtful.append(Suspect(line, text, label, answer["label"], answer["score"], probability, pair))
+            split = "dev" if in_dev[number] else "train"
+            doubtful.append(Suspect(line, text, label, answer["label"], answer["score"], probability, pair, split))
     return tuple(sorted(doubtful, key=lambda suspect: suspect.label_probability))
 
 
@@ -182,7 +192,8 @@ def sentences(story: Story) -> list[str]:
     if story.calibration is not None:
         lines.append(_calibration_sentence(story.calibration))
     if story.threshold:
-        lines.append(f"A class is rare: {story.threshold:+.2f} is added to the output of the second class.")
+        label = story.classes[1].label
+        lines.append(f'A class is rare, so {story.threshold:+.2f} is added to the output of "{label}".')
     if story.confusions:
         pairs = [f"{pair.label} taken for {pair.taken_for} ({pair.rows})" for pair in story.confusions[:SHOWN]]
         lines.append(f"Most confused: {', '.join(pairs)}.")
@@ -197,8 +208,11 @@ def sentences(story: Story) -> list[str]:
 def _choice_sentence(story: Story) -> str:
     if story.diverged and len(story.candidates) == 1:
         return "The head alone is delivered, because no training was left."
-    chosen = next(_name(candidate) for candidate in story.candidates if candidate.chosen)
-    return f"Chosen by the loss on these rows: {chosen}."
+    chosen = next(candidate for candidate in story.candidates if candidate.chosen)
+    sentence = f"Chosen by the loss on these rows: {_name(chosen)}."
+    if chosen.lr is not None and story.candidates[0].loss < chosen.loss:
+        sentence += " The loss of the head only is smaller, but not by enough to be sure."
+    return sentence
 
 
 def _unknown_sentence(count: int) -> str:
@@ -222,5 +236,10 @@ def _calibration_sentence(calibration: Calibration) -> str:
 
 def _curve_sentence(curve: Curve) -> str:
     half = f"{100 * curve.half:.1f} with half of the rows (± {100 * curve.spread:.1f})"
-    verdict = "more rows are likely to help" if curve.helps else "more rows may help little"
+    if curve.helps:
+        verdict = "more rows are likely to help"
+    elif curve.full > curve.half:
+        verdict = "more rows may help, but the gain may be chance"
+    else:
+        verdict = "more rows may help little"
     return f"Head only: {half}, {100 * curve.full:.1f} with all: {verdict}."

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ from .convex import (
     cross_validated,
     fold_splits,
     head_states,
+    held_examples,
+    held_out_outputs,
     known_examples,
     output_layer,
     sampled,
@@ -41,7 +44,7 @@ from .convex import (
     with_values,
 )
 from .evaluation import outputs
-from .explain import Candidate, Story, calibration, confusions, learning_curve, suspects
+from .explain import Candidate, Curve, Story, Suspect, calibration, confusions, learning_curve, suspects
 from .history import History
 from .job import Job, encode_part
 from .loop import Runner, Watch, fit, steps_per_epoch
@@ -109,6 +112,7 @@ class Followed:
     trials: list[Outcome]
     best: Outcome
     story: Story
+    baseline: float  # the score of the task's baseline on the rows that were held out
 
 
 def follow(
@@ -145,7 +149,7 @@ class _Recipe:
         self.by_fold = uses_folds(job.dataset, exact)
         self.everything = Split(np.arange(len(self.data.examples)), np.zeros(0, np.int64))
         self.splits = self._splits()
-        self.held = np.sort(np.concatenate([split.held for split in self.splits]))
+        self.held = held_examples(self.splits)
         self.known = known_examples(job.task, self.data, self.splits)
         # The delta trains in the end on held-out rows of the training file, too, but never on those of a dev file.
         self.last_split = self.everything if job.dataset.held_out else self.splits[0]
@@ -171,7 +175,7 @@ class _Recipe:
         self.solution = cross_validated(self.job, self.states, self.sample_splits)
         known = known_examples(self.job.task, part, self.sample_splits)
         outputs_of_sample = HeldOut(self.job.task, part, self.solution.predicted, SOLVED, known)
-        self.head_only = outputs_of_sample.take(np.sort(np.concatenate([split.held for split in self.sample_splits])))
+        self.head_only = outputs_of_sample.take(held_examples(self.sample_splits))
 
     def _in_sample(self, split: Split) -> Split:
         """The sampled examples of a split, by their indices in the sample."""
@@ -214,10 +218,10 @@ class _Recipe:
         runners, job = self._train(group, [split for _, split in lanes], phase, searching=True)
         for runner, (searched, split) in zip(runners, lanes, strict=True):
             searched.history.add(runner.history)
-            searched.steps = runner.best_step
             if runner.status != "done":
                 searched.status = runner.status
                 continue
+            searched.steps = runner.history.losses[-1].step  # the evaluation that drops a lane sets `best_step`
             searched.values = _with_share(searched.values, runner, len(self.splits))
             rows = job.train.rows.take(self.data.rows_of(split.held))
             by_lane = outputs(job, runner.bank, [runner.k], rows)
@@ -289,7 +293,7 @@ class _Recipe:
     def _head_alone(self) -> Final:
         states = self.states.take(self._in_sample(self.last_split).train)
         head = solve(self.job.task, states, self.solution.strength)
-        return Final(self._bank(self.trials[0], self._tensors(head)), len(self.last_split.train))
+        return Final(self._bank(self.trials[0], self._tensors(head)), len(states.part.examples))
 
     def _trained(self, best: Searched) -> Final | None:
         """The chosen trial trained on all examples, the mean over AVERAGED seeds if there are few; None if it diverges.
@@ -345,7 +349,15 @@ class _Recipe:
         best = self._outcome(trial, final, choice.held, history)
         best = _with_calibration(best, story)
         trials = [best if other is searched else self._rejected(other) for other in self.searched]
-        return Followed(trials or [best], best, story)
+        return Followed(trials or [best], best, story, self._baseline())
+
+    def _baseline(self) -> float:
+        """The score of the task's baseline on all held-out examples; of several splits the mean, by their sizes."""
+        total = 0.0
+        for split in self.splits:
+            train, held = (self.data.examples.take(side.tolist()) for side in (split.train, split.held))
+            total += len(held) * self.job.task.baseline(train, held)
+        return total / len(self.held)
 
     def _rejected(self, searched: Searched) -> Outcome:
         """A trial that was not chosen: its delta is the mean over the splits, calibrated like the chosen one."""
@@ -381,9 +393,42 @@ class _Recipe:
             threshold=choice.held.threshold,
             classes=tuple(self.job.task.by_class(held.predictions, held.part.examples)),
             confusions=confusions(held),
-            curve=learning_curve(self.job, self.states, self.sample_splits, self.solution),
-            suspects=suspects(choice.held),
+            curve=self._learning_curve(),
+            suspects=self._suspects(choice),
         )
+
+    @cached_property
+    def _by_head(self) -> tuple[list[Split], Array]:
+        """Splits that hold out every example of the sample once, and what the head alone predicts for them.
+
+        Equal texts are in one fold. If all are equal, the splits are those of the search.
+        """
+        splits = fold_splits(self.states.part, self.job.task, self.trials[0].trial.data_seed)
+        if self.by_fold or len(splits) == 1:
+            return self.sample_splits, self.solution.predicted
+        heads = []
+        for split in splits:
+            self.job.stop.check()
+            heads.append(solve(self.job.task, self.states.take(split.train), self.solution.strength))
+        return splits, held_out_outputs(self.states, splits, heads)
+
+    def _learning_curve(self) -> Curve:
+        splits, predicted = self._by_head
+        return learning_curve(self.job, self.states, splits, self.solution.strength, predicted)
+
+    def _suspects(self, choice: Choice) -> tuple[Suspect, ...]:
+        """Rows whose label looks wrong: to what is delivered if there are folds, else to the head alone.
+
+        What is delivered has predicted the few rows held out; the head alone can hold out every row, in seconds.
+        """
+        if self.by_fold:
+            return suspects(choice.held, np.zeros(len(choice.held.part.examples), bool))
+        splits, predicted = self._by_head
+        known = known_examples(self.job.task, self.states.part, splits)
+        by_head = HeldOut(self.job.task, self.states.part, predicted, SOLVED, known)
+        examples = held_examples(splits)
+        in_dev = self.sample[examples] >= len(self.job.dataset.train)
+        return suspects(by_head.take(examples), in_dev)
 
     def _candidates(self, choice: Choice) -> list[Candidate]:
         held = self.head_only

@@ -53,7 +53,7 @@ class Run:
 
     trials: list[Outcome]
     best: Outcome
-    majority: float  # the score of the task's baseline, which is the majority class only for classes
+    majority: float  # the score on held-out rows of the task's baseline, which is the majority class only for classes
     baseline_name: str
     dataset: Dataset
     notes: tuple[str, ...]
@@ -71,7 +71,7 @@ class Run:
         for outcome in self.trials:
             trial = outcome.trial
             values = (f"{trial.lr:g}", str(trial.batch), str(trial.seed), _percent(outcome.dev), outcome.status)
-            style = ' style="font-weight:bold"' if trial == self.best.trial else ""
+            style = ' style="font-weight:bold"' if outcome is self.best else ""
             rows.append(f"<tr{style}>" + "".join(f"<td>{html.escape(value)}</td>" for value in values) + "</tr>")
         return f"<table>{''.join(rows)}</table><p>{html.escape(repr(self.best.delta))}</p>"
 
@@ -237,21 +237,22 @@ def _train(
         if out is not None:
             best.delta.save(out)
             store.clear()
-    baseline = job.task.baseline(job.dataset.train, job.dataset.dev)
-    if not by_recipe and best.dev is not None and best.dev <= baseline:
+    if not by_recipe and best.dev is not None and best.dev <= trained.baseline:
         note(f"No trial beats {job.task.baseline_name} on dev. {ADVICE}")
     story = _with_index(trained.story, source)
-    return Run(trained.outcomes, best, baseline, job.task.baseline_name, job.dataset, tuple(notes), story)
+    outcomes = [best if outcome is trained.best else outcome for outcome in trained.outcomes]
+    return Run(outcomes, best, trained.baseline, job.task.baseline_name, job.dataset, tuple(notes), story)
 
 
 def _with_index(story: Story | None, source: object) -> Story | None:
     """The story; if the rows came from a data frame, suspects have its index instead of a position."""
     if story is None or not isinstance(source, Files):
         return story
-    rows = source.dev or source.train  # where the held-out rows came from
-    if not isinstance(rows, Records):
-        return story
-    named = [replace(suspect, line=rows.index_of(suspect.line)) for suspect in story.suspects]
+    named = []
+    for suspect in story.suspects:
+        rows = source.dev if suspect.split == "dev" and source.dev is not None else source.train
+        line = rows.index_of(suspect.line) if isinstance(rows, Records) else suspect.line
+        named.append(replace(suspect, line=line))
     return replace(story, suspects=tuple(named))
 
 
@@ -326,6 +327,7 @@ class _Trained:
 
     outcomes: list[Outcome]
     best: Outcome | None
+    baseline: float
     story: Story | None = None
 
 
@@ -337,7 +339,7 @@ def _train_grid(job: Job, groups: list[list[Resolved]], store: Store, watch: Wat
         outcomes += run_pass(job, group, number, store, watch, note, scored)
     done = [outcome for outcome in outcomes if outcome.delta is not None]
     best = max(done, key=lambda outcome: outcome.dev or 0.0, default=None)
-    return _Trained(outcomes, best)
+    return _Trained(outcomes, best, job.task.baseline(job.dataset.train, job.dataset.dev))
 
 
 def _follow(job: Job, trials: list[Resolved], store: Store, watch: Watch, note: Say, plan: Plan) -> _Trained:
@@ -358,7 +360,7 @@ def _follow(job: Job, trials: list[Resolved], store: Store, watch: Watch, note: 
     for line in sentences(followed.story):
         note(line)
     outcomes = [best if outcome is followed.best else outcome for outcome in followed.trials]
-    return _Trained(outcomes, best, followed.story)
+    return _Trained(outcomes, best, followed.baseline, followed.story)
 
 
 def _with_scores(job: Job, outcome: Outcome, parts: Mapping[str, Part]) -> Outcome:
