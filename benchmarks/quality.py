@@ -107,13 +107,20 @@ def compute(cell: Cell, method: str, measure: Method, data: str | Path, base: An
     words = [cell.task, str(cell.size), str(cell.draw), method.replace(", ", " ").replace(" ", "_")]
     words += [f"{name}{value}" for name, value in further.items()]
     path = RESULTS / f"{'-'.join(words)}.json"
-    if path.exists():
+    if path.exists() and _is_current(path):
         return
     with tempfile.TemporaryDirectory() as folder:
         cell.write(Path(data), Path(folder))
         result = measure(cell.source, Path(folder), base)
     _write(path, {"task": cell.task, "size": cell.size, "draw": cell.draw, "method": method, **further, **result})
     print(f"{' '.join(words)}: {result['score']:.4f} in {result['seconds']:.0f} s of CPU", flush=True)
+
+
+def _is_current(path: Path) -> bool:
+    """Whether a result is of this version of the recipe, or of a method that does not follow it."""
+    from bitfit.training.recipe import VERSION
+
+    return json.loads(path.read_text(encoding="utf-8")).get("recipe", VERSION) == VERSION
 
 
 @lru_cache
