@@ -912,3 +912,22 @@ def test_the_summary_lists_every_claim_and_every_study(tmp_path):
     assert "as published, GPU hours" in shown and "bitfit study run NAME --base bert-tiny" in shown
     assert "the paper's numbers: holds" in shown and "(2 places; a test needs 3)" in shown
     assert "the paper prints no numbers by task for it" in shown
+
+
+def test_the_main_comparison_is_the_mean_over_places_against_full():
+    study = STUDIES["core"]
+    bases = everywhere(study, means({"Full": 0.8, "BitFit": 0.78, "LoRA": 0.7}, spread=0.001))
+    judged = [summary.Judged(study, bases, [])]
+    rows = {row[0]: row for row in summary._methods(judged).rows}
+    places = sum(len(findings.tasks) for findings in bases)
+    assert rows["BitFit"][1] == "-2.0" and rows["LoRA"][1] == "-10.0"
+    assert rows["BitFit"][4].text == str(places) and "Full" not in rows
+
+
+def test_the_figures_of_the_summary_are_saved_beside_it(tmp_path):
+    study = STUDIES["core"]
+    judged = [summary.Judged(study, everywhere(study, means({"Full": 0.8})), [])]
+    lines = summary._save_figures(judged, tmp_path / "figures")
+    for line in lines:
+        assert (tmp_path / re.search(r"\]\((figures/[^)]+\.png)\)", line)[1]).is_file()
+    assert len(lines) == len(list((tmp_path / "figures").iterdir())) > 0

@@ -106,6 +106,18 @@ def test_power_says_what_a_test_could_have_seen():
     assert 0.7 < found / 400 < 0.9
 
 
+def test_as_many_places_as_are_named_show_the_difference():
+    few = combine([Place("b", f"t{n}", effect) for n, effect in enumerate([-1.0, 0.0, 1.0, 2.0, -2.0])])
+    count = few.places_to_see(1.0)
+    many = combine([Place("b", f"t{n}", few.places[n % 5].effect) for n in range(count)])
+    assert count > 5 and 0.8 < many.detectable() <= 1.0  # below 1: the sample variance of more places is smaller
+
+
+def test_a_difference_that_hundreds_of_places_would_not_show_has_no_number():
+    far_apart = combine([Place("b", f"t{n}", effect) for n, effect in enumerate([-9.0, 0.0, 9.0])])
+    assert far_apart.places_to_see(0.5) is None
+
+
 # ---- false alarms, with effects that tasks and bases share
 
 

@@ -15,17 +15,18 @@ from typing import Any
 
 from ..errors import StudyError, suggest
 from ..study.grid import Point
-from ..study.spec import Figure, Study
+from ..study.spec import Figure, Part, Study
 from ..study.store import Result
 from . import changemap, drawing
-from .claim_tests import mean_change
+from .claim_tests import TESTS, mean_change
 from .drawing import MARKERS, SOFT, Panel, colour
 from .findings import Cell, Findings
 from .quantities import gap, moved
-from .statistics import place, summary
+from .statistics import Estimate, place, summary
 
 SPACED = 1.5  # by which factor at least the marks of an axis of training rows lie apart
 MOST = 100.0  # points
+TAIL = 0.025  # of each side of a 95% interval
 Draw = Callable[[Figure, Study, Sequence[Findings]], list[Panel]]
 
 
@@ -460,6 +461,71 @@ def _base_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> lis
     return drawn
 
 
+# ---- means over places
+
+
+def against(reference: str, study: Study, bases: Sequence[Findings]) -> dict[str, Estimate]:
+    """The difference of every method to a reference, over all places that have both, as the verdicts have it."""
+    differences = {}
+    for method in study.methods:
+        estimate = TESTS["greater"].estimate(Part("greater", method.name, reference), bases)
+        if method.name != reference and estimate is not None:
+            differences[method.name] = estimate
+    return differences
+
+
+def _against(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
+    differences = against(figure.reference, study, bases)
+    paints = {name: colour(study.method(name).kind) for name in differences}
+    return _over_places("all tasks", differences, paints, f"points above {figure.reference}", bases)
+
+
+def _term_shares(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
+    """How much each term moves under a method, as a share of the term that moves most."""
+    drawn = []
+    for name in figure.methods:
+        shares = {}
+        for term in figure.terms:
+            estimate = TESTS["does_not_move"].estimate(Part("does_not_move", name, terms=(term,)), bases)
+            if estimate is not None:
+                shares[term] = estimate
+        paints = dict.fromkeys(shares, colour(study.method(name).kind))
+        drawn += _over_places(name, shares, paints, "mean change, % of the largest", bases)
+    return drawn
+
+
+def _over_places(
+    title: str, rows: dict[str, Estimate], paints: dict[str, str], label: str, bases: Sequence[Findings]
+) -> list[Panel]:
+    """A line for each estimate: its places as small marks, its mean and interval above them."""
+    if not rows:
+        return []
+    seen = list(chain.from_iterable(estimate.places for estimate in rows.values()))
+    markers = {base: marker for base, marker in _markers(bases).items() if base in {one.base for one in seen}}
+    panel, axes = drawing.axes(0.85 + 0.32 * len(rows) + 0.15 * math.ceil(len(markers) / 2))
+    low, high = shared_limits([0.0, *(one.effect for one in seen)], 0.12)
+    for y, (name, estimate) in enumerate(rows.items()):
+        for one in estimate.places:
+            axes.plot([one.effect], [y + 0.2], marker=markers[one.base], color=paints[name], markersize=3, alpha=0.5)
+        ends = estimate.interval(TAIL)
+        if ends is not None:
+            shown = [max(ends[0], low), min(ends[1], high)]
+            axes.plot(shown, [y - 0.15] * 2, color=paints[name], linewidth=1.6, solid_capstyle="butt")
+        axes.plot([estimate.mean], [y - 0.15], marker="|", color=drawing.INK, markersize=9, markeredgewidth=1.6)
+    axes.axvline(0.0, color=SOFT, linestyle=(0, (3, 3)), linewidth=0.8)
+    axes.set_yticks(range(len(rows)), labels=[_wrapped(name) for name in rows], parse_math=False)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(low, high)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(drawing.printable(label), parse_math=False)
+    for base, marker in markers.items():
+        axes.plot([], [], marker=marker, color=SOFT, linestyle="none", markersize=4, label=base)
+    _legend(axes)
+    words = "; ".join(f"{name} {estimate.mean:+.1f}" for name, estimate in rows.items())
+    return [Panel(title, panel, f"{label}: {words}")]
+
+
 # ---- maps
 
 
@@ -570,6 +636,10 @@ _INTERVALS = (
     "in view."
 )
 _ZERO = "Lines are 95% intervals of the mean over seeds."
+_PLACES = (
+    "A small mark is one task on one base, a stroke the mean over them, the line its 95% interval, cut where it leaves "
+    "the figure. Few bases make it wide."
+)
 _ROUNDS = "Thin lines are single seeds, the bold one is their median, at the chosen rate."
 _LOSSES = f"Training loss is solid, dev loss dashed. {_ROUNDS}"
 KINDS = {
@@ -583,6 +653,8 @@ KINDS = {
         FigureKind("score", _score_curves, _ROUNDS),
         FigureKind("sizes", _size_curves, _ZERO),
         FigureKind("models", _base_curves, ""),
+        FigureKind("against", _against, _PLACES),
+        FigureKind("terms", _term_shares, _PLACES),
         FigureKind("map", _maps, "All maps of the figure have one scale."),
         FigureKind("change", _change_scatter, ""),
         FigureKind("heat", _heat_maps, "Dev scores; the shades of all panels have one scale."),

@@ -15,6 +15,7 @@ from typing import Literal
 
 LEVEL = 0.05
 POWER = 0.8
+MOST_PLACES = 100  # beyond which it is not said how many would decide a claim
 LEAST_SEEDS = 3  # below which a claim about a single place is not tested
 Side = Literal["above", "below"]
 
@@ -130,6 +131,20 @@ class Estimate:
             (t_quantile(1 - level, spread.freedom) + t_quantile(POWER, spread.freedom)) * spread.error
             for spread in self.spreads
         )
+
+    def places_to_see(self, difference: float, level: float = LEVEL) -> int | None:
+        """How many places like these a test with a power of 80% needs for a true difference; None above MOST_PLACES.
+
+        The standard error falls with the root of the number of places, and the degrees of freedom grow with it.
+        """
+        have = len(self.places)
+        for wanted in range(have, MOST_PLACES + 1):
+            more = wanted / have
+            spreads = tuple(Spread(spread.error / math.sqrt(more), spread.freedom * more) for spread in self.spreads)
+            seen = Estimate(self.mean, spreads, self.places).detectable(level)
+            if seen is not None and seen <= difference:
+                return wanted
+        return None
 
 
 def combine(places: Sequence[Place]) -> Estimate | None:

@@ -10,18 +10,22 @@ from pathlib import Path
 
 from .. import files
 from ..study import forecast, spec
-from ..study.spec import Claim, Figure, Study
+from ..study.spec import Claim, Study
 from ..study.store import Results
-from . import report
+from . import drawing, report
+from .figures import KINDS, TAIL, against, panels
 from .findings import Findings
 from .page import Cell, Grid, plain, render
 from .published import published
+from .tables import trained_share
 from .verdicts import OPEN, Comparison, Outcome, Verdict, judge
 
 TITLE = "What the papers claim, and what holds here"
 OUTCOMES: tuple[Outcome, ...] = ("holds", "refuted", "no difference that matters", "open")
 OURS = "ours"  # the paper of claims that are our own
-MAIN = "core"  # the study whose figure the summary shows
+MAIN = "core"  # the study whose methods the summary compares
+REFERENCE = "Full"
+OVER_PLACES = ("against", "terms")  # the kinds of figures that the summary shows
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ def write(results: Results, folder: Path | None = None) -> tuple[Path, Path]:
     html, markdown = target / "summary.html", target / "summary.md"
     judged = _judged(results)
     files.replace(html, _html(judged).encode())
-    files.replace(markdown, _markdown(judged).encode())
+    saved = _save_figures(judged, target / "figures")
+    files.replace(markdown, _markdown(judged, saved).encode())
     return html, markdown
 
 
@@ -68,15 +73,17 @@ def _html(judged: Sequence[Judged]) -> str:
         counts=counts,
         claims=_claims(judged),
         without_numbers=_claims_without_numbers(judged),
+        methods=_methods(judged),
         figures=_figures(judged),
         studies=_studies(judged),
         method=report.METHOD,
     )
 
 
-def _markdown(judged: Sequence[Judged]) -> str:
+def _markdown(judged: Sequence[Judged], figures: Sequence[str] = ()) -> str:
     parts = [f"# {TITLE}\n", plain(_conditions(judged)) + "\n"]
-    parts += [_claims(judged).markdown(), _claims_without_numbers(judged).markdown()]
+    parts += [_methods(judged).markdown(), *figures, _claims(judged).markdown()]
+    parts += [_claims_without_numbers(judged).markdown()]
     parts += [_studies(judged).markdown()]
     parts.append("## How verdicts are made\n")
     parts.append("".join(f"- {plain(text)}\n" for text in report.METHOD))
@@ -116,14 +123,14 @@ def _claims(judged: Sequence[Judged]) -> Grid:
         one, verdict = best
         cells = [_base_cell(verdict.comparisons, name) for name in names]
         outcome = _outcome_cell(claim, one, verdict, judged)
-        row: list[Cell | str] = [_claim_cell(claim, verdict), outcome, *cells, verdict.needs or "decided"]
+        row: list[Cell | str] = [_claim_cell(claim, verdict), outcome, verdict.needs or "decided", *cells]
         (undecided if verdict.outcome == OPEN else decided).append(row)
-    head = ["claim", "verdict", *names, "what would decide it"]
+    head = ["claim", "verdict", "what would decide it", *names]
     caption = (
         f"{report.PLACE_NOTE} Effects on each base are means over its tasks, of the claim's first comparison. Verdicts "
         "are those of the study with most places, corrected over the claims of that study."
     )
-    return Grid("Claims", head, [*decided, *undecided], caption, texts=(0, 1, len(head) - 1))
+    return Grid("Claims", head, [*decided, *undecided], caption, texts=(0, 1, 2))
 
 
 def _claims_without_numbers(judged: Sequence[Judged]) -> Grid:
@@ -230,17 +237,72 @@ def _conditions(judged: Sequence[Judged]) -> str:
     papers = set(chain.from_iterable(one.study.protocol.bases for one in judged if one.study.of_a_paper))
     theirs = [name for name in names if name in papers]
     which = f"Of the papers' bases: {', '.join(theirs)}." if theirs else "None of them is a base of the papers."
-    main = next((one for one in judged if one.study.name == MAIN), None)
-    ran = [findings for findings in main.bases if findings.done] if main else []
-    settings = report.all_conditions(ran)
+    settings = report.all_conditions(_ran(judged))
     shown = f" The main comparison ran on: {settings}" if settings else ""
     return f"Bases: {', '.join(names)}. {which}{shown} Every study's page has its conditions."
 
 
-def _figures(judged: Sequence[Judged]) -> list[report.DrawnFigure]:
+def _main(judged: Sequence[Judged]) -> Judged | None:
     """The main comparison, where it was run."""
     for one in judged:
         if one.study.name == MAIN and any(findings.done for findings in one.bases):
-            figure = Figure("Scores by method", "dots", "Every task that was run; marks are bases.")
-            return [report.drawn(figure, one.study, one.bases)]
-    return []
+            return one
+    return None
+
+
+def _ran(judged: Sequence[Judged]) -> list[Findings]:
+    """The bases that the main comparison was run on."""
+    main = _main(judged)
+    return [findings for findings in main.bases if findings.done] if main else []
+
+
+def _methods(judged: Sequence[Judged]) -> Grid:
+    """The methods of the main comparison against full fine-tuning, over all places."""
+    main = _main(judged)
+    rows: list[list[Cell | str]] = []
+    differences = against(REFERENCE, main.study, _ran(judged)) if main else {}
+    for name, estimate in differences.items():
+        ends = estimate.interval(TAIL)
+        interval = f"{ends[0]:+.1f} to {ends[1]:+.1f}" if ends else "–"
+        tasks = len({one.task for one in estimate.places})
+        bases = len({one.base for one in estimate.places})
+        places = Cell(str(len(estimate.places)), f"{tasks} tasks, {bases} bases")
+        worst, best = min(one.effect for one in estimate.places), max(one.effect for one in estimate.places)
+        range_ = f"{worst:+.1f}, {best:+.1f}"
+        rows.append([name, f"{estimate.mean:+.1f}", interval, range_, places, _trained(name, judged)])
+    head = ["method", f"against {REFERENCE}", "95% interval", "worst, best place", "places", "trained"]
+    caption = (
+        f"Test scores in points minus those of {REFERENCE} on the same task, base and seed. Trained is the share of "
+        "the base that is trained, without the head. Intervals are for other tasks and bases; they are not corrected "
+        "for the number of methods."
+    )
+    return Grid("Main comparison", head, rows, caption)
+
+
+def _trained(method: str, judged: Sequence[Judged]) -> str:
+    """The smallest and the largest share of a base that a method trains."""
+    shares = sorted(share for findings in _ran(judged) if (share := trained_share(findings, method)))
+    if not shares:
+        return "–"
+    return shares[0] if shares[0] == shares[-1] else f"{shares[0]} to {shares[-1]}"
+
+
+def _figures(judged: Sequence[Judged]) -> list[report.DrawnFigure]:
+    """The figures of the main comparison over places; its scores are on its own page."""
+    main = _main(judged)
+    if main is None:
+        return []
+    return [report.drawn(figure, main.study, main.bases) for figure in main.study.figures if figure.kind in OVER_PLACES]
+
+
+def _save_figures(judged: Sequence[Judged], folder: Path) -> list[str]:
+    """Save the figures over places as PNG; returns them as Markdown."""
+    main = _main(judged)
+    lines: list[str] = []
+    for figure in main.study.figures if main else ():
+        if figure.kind not in OVER_PLACES or main is None:
+            continue
+        for panel in panels(figure, main.study, main.bases):
+            path = drawing.save(panel, folder, figure.kind, "png")
+            lines.append(f"![{plain(panel.words)}]({folder.name}/{path.name})\n\n{KINDS[figure.kind].key}\n")
+    return lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -13,7 +12,7 @@ from ..study.spec import Claim, Part, Study
 from .claim_tests import TESTS, ClaimTest, Ps, collapsed_pairs, is_about, not_learnt, too_short
 from .findings import Cell, Findings
 from .quantities import QUANTITIES, Quantity
-from .statistics import LEAST_SEEDS, LEVEL, Estimate, Place, holm
+from .statistics import LEAST_SEEDS, LEVEL, MOST_PLACES, Estimate, Place, holm
 
 Outcome = Literal["holds", "refuted", "no difference that matters", "open"]
 HOLDS: Outcome = "holds"
@@ -129,12 +128,12 @@ class Comparison:
             return f"{first}needs {', '.join(self.missing)}"
         if self.outcome != OPEN or self.estimate is None:
             return ""
-        detectable = self.estimate.detectable(self.levels.holds)
         margin = self.part.margin
-        if detectable is None or margin <= 0:
+        if not self.estimate.spreads or margin <= 0:
             return f"more places ({self.why_open})"
-        places = math.ceil(len(self.estimate.places) * (detectable / margin) ** 2)
-        return f"about {places} places would show a difference of {margin:g} {self.test.unit(self.part)}"
+        places = self.estimate.places_to_see(margin, self.levels.holds)
+        about = f"more than {MOST_PLACES}" if places is None else f"about {places}"
+        return f"{about} places like these would show a difference of {margin:g} {self.test.unit(self.part)}"
 
     @property
     def why_open(self) -> str:
