@@ -47,7 +47,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     cells = commands.add_parser("run", help="compute the cells that are missing, small sizes first")
-    cells.add_argument("--methods", type=_names, default=DEFAULT_METHODS, help="separated by semicolons")
+    cells.add_argument("--methods", type=_methods, default=DEFAULT_METHODS, help="separated by semicolons")
     cells.add_argument("--draws", type=int, help="draws of the training rows (3; 5 with 32 rows)")
     seeds = commands.add_parser("seeds", help="the default and the plain recipe at several seeds, on draw 0")
     seeds.add_argument("--seeds", type=int, default=5)
@@ -62,8 +62,17 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _methods(text: str) -> list[str]:
+    """Methods by name; the name of one has a comma, so semicolons separate them."""
+    names = [part.strip() for part in text.split(";") if part.strip()]
+    for name in names:
+        if name not in METHODS:
+            raise argparse.ArgumentTypeError(f'no method "{name}": {"; ".join(METHODS)}')
+    return names
+
+
 def _names(text: str) -> list[str]:
-    return [part.strip() for part in text.split(";" if ";" in text else ",")]
+    return [part.strip() for part in text.split(",")]
 
 
 def _numbers(text: str) -> list[int]:
