@@ -334,7 +334,7 @@ def trained(source: Source, folder: Path, base: Any, **options: Any) -> dict[str
     if getattr(run, "story", None) is not None:  # releases before the recipe have none
         from bitfit.training.recipe import VERSION
 
-        result |= {"recipe": VERSION, "story": _summary(run.story)}
+        result |= {"recipe": VERSION, "pool": run.best.trial.pool, "story": _summary(run.story)}
         if run.story.calibration is not None and not run.story.threshold:
             result["before"] = _uncalibrated(source, answers, test, run.story.calibration.temperature)
     result["trials"] = []
@@ -343,7 +343,7 @@ def trained(source: Source, folder: Path, base: Any, **options: Any) -> dict[str
             continue
         own = outcome is run.best
         score = result["score"] if own else judge(source, _answers(source, outcome.delta, base, test), test)["score"]
-        facts = {"lr": outcome.trial.lr, "dev": outcome.dev, "test": score, "chosen": own}
+        facts = {"lr": outcome.trial.lr, "pool": outcome.trial.pool, "dev": outcome.dev, "test": score, "chosen": own}
         result["trials"].append(facts)
     return result
 

@@ -34,6 +34,7 @@ def every_kind(base: Any) -> list[Delta]:
         delta_of(base, 6, pool="mean", select_text="random(bias, 20)"),
         delta_of(base, 7, select_text="W_q@0 + bias"),
         delta_of(base, 8, select_text="none"),
+        delta_of(base, 9, pool="pair", columns=pair),
     ]
 
 

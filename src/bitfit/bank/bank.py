@@ -26,7 +26,7 @@ from torch import Tensor
 from ..arrays import Array, Tensors
 from ..delta.delta import INDEX, VALUE
 from ..errors import UsageError
-from ..model.anatomy import HEAD
+from ..model.anatomy import HEAD, PAIR
 from ..model.grafts import Place
 from ..model.injection import by_place
 from ..model.rows import Known, Rows
@@ -121,7 +121,7 @@ class Bank:
             return self.stock_logits(rows, streams)
         windows = {k: lane_rows.by_window for k, lane_rows in rows.items()}
         outputs = self._packed_logits(self._packed, windows, streams)
-        return {k: by_row(outputs[k], lane_rows) for k, lane_rows in rows.items()}
+        return {k: by_row(self.models[k], outputs[k], lane_rows) for k, lane_rows in rows.items()}
 
     def _packed_logits(
         self, packed: Packed, rows: Mapping[int, Rows], streams: Mapping[int, int] | None
@@ -191,7 +191,7 @@ class Bank:
                 swapped,
                 shared_rows,
             ):
-                out[k] = by_row(model(windows), lane_rows)
+                out[k] = by_row(model, model(windows), lane_rows)
         return out
 
     def trained(self, k: int) -> Tensor:
@@ -338,9 +338,12 @@ def _unchanged_layers(model: Model, lane: Lane) -> int:
     return model.anatomy.layers_below({slot.name for slot in lane.slots})
 
 
-def by_row(outputs: Tensor, rows: Rows) -> Tensor:
-    """The outputs of each row from those of its windows: their mean, each with the weight of its tokens."""
-    if rows.windows is None:
+def by_row(model: Model, outputs: Tensor, rows: Rows) -> Tensor:
+    """The outputs of each row from those of its windows: their mean, each with the weight of its tokens.
+
+    The head of a pair reads both windows, so that its outputs are those of the row.
+    """
+    if rows.windows is None or model.pool == PAIR:
         return outputs
     lengths = rows.by_window.lengths
     row = np.repeat(np.arange(len(rows)), rows.window_counts)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2FN
 
+from ..model.anatomy import PAIR
 from ..model.architectures import architecture
 from ..model.grafts import GRAFTS
 from ..model.injection import Activation, locate
@@ -184,7 +185,9 @@ class Packed:
             pools = [model.pool for model in models]
             states = self._encoded(rows, tensors, streams, pools, frozen, states)
         counts = [model.output_count(lane_rows) for model, lane_rows in zip(models, rows, strict=True)]
-        by_lane = torch.split_with_sizes(states, counts)
+        by_lane = []
+        for model, lane_states in zip(models, torch.split_with_sizes(states, counts), strict=True):
+            by_lane.append(model.head_inputs(lane_states))
         heads = [self._head_tensors(lane) for lane in lanes]
         if streams is not None:
             return self._heads_with_dropout(models, heads, by_lane, streams, rows)
@@ -222,8 +225,8 @@ class Packed:
         """The outputs of each lane's head, one by one: a mask depends on the number of the row in its lane."""
         outputs = []
         for model, head, states, stream, lane_rows in zip(models, heads, by_lane, streams, rows, strict=True):
-            windows_before, tokens_before = lane_rows.before
-            before = tokens_before if model.pool == "tokens" else windows_before
+            windows, tokens = lane_rows.before
+            before = {"tokens": tokens, PAIR: windows // 2}.get(model.pool, windows)
             outputs.append(self._head(model, head, states, stream, before))
         return outputs
 
@@ -371,7 +374,7 @@ class _Pass:
         return torch.cat([by_lane[pool][lane] for lane, pool in enumerate(pools)])
 
     def _pool(self, x: Tensor, pool: str) -> Tensor:
-        if pool == "mean":
+        if pool in ("mean", PAIR):
             return torch.segment_reduce(x, "mean", lengths=self.layout.lengths, unsafe=True)
         return x if pool == "tokens" else x.index_select(0, self.layout.first)
 

@@ -17,6 +17,7 @@ from typing import Any
 from ..data.examples import Columns
 from ..data.readers import READERS
 from ..errors import DeltaError, UsageError
+from ..model.anatomy import PAIR
 from ..model.dtypes import DTYPES, FULL
 from ..model.grafts import NONE, injects
 from ..values import read_known
@@ -25,7 +26,7 @@ FORMAT = 1
 WINDOWS_FORMAT = 2  # of deltas whose `long` is not "head"; earlier versions would cut their texts
 LONG = ("head", "head+tail", "windows")  # what is read of a text that is too long
 HEAD_OF_TEXT = LONG[0]
-POOLS = ("cls", "mean", "tokens")  # what the head reads
+POOLS = ("cls", "mean", PAIR, "tokens")  # what the head reads
 MAX_LAYERS = 1000
 HUB_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}  # hub ids of bases that packages contain
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
@@ -142,6 +143,8 @@ class Meta:
     def __post_init__(self) -> None:
         if self.pool not in POOLS:
             raise ValueError(f"pool: must be one of {', '.join(POOLS)}")
+        if self.pool == PAIR and not self.pairs:
+            raise ValueError("pool: pair is for pairs of texts, and the delta reads single texts")
         if self.long not in LONG:
             raise ValueError(f"long: must be one of {', '.join(LONG)}")
         if self.long != HEAD_OF_TEXT and (self.pairs or self.pool == "tokens"):

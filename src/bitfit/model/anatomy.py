@@ -29,6 +29,7 @@ PARTS = ("encoder", "embedding", "pooler")
 HEAD = "head."
 """The prefix of the names of a head's tensors."""
 
+PAIR = "pair"  # the pool of a head that reads both texts of a pair, each encoded by itself
 HEADS = ("full", "bias", "frozen")
 """Which parameters of the head train. The papers treat the head separately from the selection."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .anatomy import Anatomy
+from .anatomy import PAIR, Anatomy
 from .base import Base
 from .grafts import NONE, injects
 from .language import parse_init, select
@@ -27,7 +27,7 @@ class Start:
 class Resolution:
     """Sites, selection, start values and frozen layers of a trial."""
 
-    pool: str  # what the head reads: cls, mean or tokens
+    pool: str  # what the head reads: cls, mean, pair or tokens
     anatomy: Anatomy  # the sites that can be selected
     selection: Selection
     starts: tuple[Start, ...]
@@ -56,7 +56,7 @@ def resolve_starts(sites: Anatomy, init: str, seed: int) -> tuple[Start, ...]:
 
 def resolve_pool(base: Base, pool: str) -> str:
     """The pooling that `auto` means for this base; an architecture without a classification head is mean-pooled."""
-    if pool == "tokens":
+    if pool in ("tokens", PAIR):
         return pool
     if not base.has_own_head:
         return "mean"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ..arrays import Array
-from .anatomy import HEAD
+from .anatomy import HEAD, PAIR
 from .base import Base, empty_model
 from .grafts import GRAFTS, NONE
 from .injection import activation_of, attach
@@ -20,12 +21,13 @@ from .precision import wide
 from .resolution import resolve_pool, selectable
 from .rows import Rows
 
+RELATION = 4  # vectors of which the head of a pair reads: u, v, |u - v| and u * v
 Owner = tuple[nn.Module, str]
 """A module that holds a parameter, and the name of the parameter in it."""
 
 
 class Head(nn.Module):
-    """One linear layer on the mean of a text's hidden states, or on the state of every token."""
+    """One linear layer on the mean of a text's hidden states, on those of a pair, or on the state of every token."""
 
     def __init__(self, width: int, outputs: int, dropout: float) -> None:
         super().__init__()
@@ -53,8 +55,9 @@ class _KnownEncoder(nn.Module):
 class Model(nn.Module):
     """Encoder and head of one task. The head's parameters are empty: the lanes of a bank provide their values.
 
-    `pool` is what the head reads: each text's mean state ("mean"), what the head of the architecture reads ("cls"), or
-    the state of every token ("tokens"); then there is one row of logits per token, text after text.
+    `pool` is what the head reads: each text's mean state ("mean"), what the head of the architecture reads ("cls"),
+    the relation of the mean states of two texts ("pair"), each a window of its row, or the state of every token
+    ("tokens"); then there is one row of logits per token, text after text.
     """
 
     def __init__(self, base: Base, outputs: int, pool: str = "auto", inject: str = NONE) -> None:
@@ -65,7 +68,8 @@ class Model(nn.Module):
         self.anatomy = selectable(base, self.pool, inject)
         self.head_model: nn.Module  # the architecture's model with encoder and head; a `Head` unless the pool is "cls"
         if self.pool != "cls":
-            self.head_model = Head(base.width, outputs, _dropout(base.config))
+            width = RELATION * base.width if self.pool == PAIR else base.width
+            self.head_model = Head(width, outputs, _dropout(base.config))
             outside = dict(self.head_model.named_modules())
         else:
             self.head_model = empty_model(copy.deepcopy(base.config), outputs)
@@ -94,7 +98,11 @@ class Model(nn.Module):
         hidden = self.encoder(**batch).last_hidden_state
         mask = batch["attention_mask"]
         states = hidden[mask.bool()] if self.pool == "tokens" else _means(hidden, mask)
-        return self.head_model(states)  # type: ignore[no-any-return]
+        return self.head_model(self.head_inputs(states))  # type: ignore[no-any-return]
+
+    def head_inputs(self, states: Tensor) -> Tensor:
+        """What the head reads of the pooled states of all windows."""
+        return relation(states[0::2], states[1::2]) if self.pool == PAIR else states
 
     def output_index(self, rows: Rows, chosen: Array) -> Array:
         """The indices of the chosen rows' outputs among the outputs of all rows: one per text, or one per token."""
@@ -105,7 +113,7 @@ class Model(nn.Module):
         return len(rows.ids) if self.pool == "tokens" else len(rows)
 
     def classify(self, states: Tensor) -> Tensor:
-        """The head alone, on the states it reads; for the head of an architecture, the states of the first tokens."""
+        """The head alone, on its inputs; for the head of an architecture, the states of the first tokens."""
         if isinstance(self.head_model, Head):
             return self.head_model(states)  # type: ignore[no-any-return]
         prefix = str(self.head_model.base_model_prefix)
@@ -199,6 +207,16 @@ def fresh(name: str, shape: tuple[int, ...], spread: float, generator: torch.Gen
     if len(shape) == 1:
         return torch.ones(shape)
     return torch.empty(shape).normal_(0.0, spread, generator=generator)
+
+
+def relation(first: Tensor, second: Tensor) -> Tensor:
+    """Two texts as [u, v, |u - v|, u * v]; u and v are their states, scaled to a mean square of 1."""
+    u, v = _scaled(first), _scaled(second)
+    return torch.cat([u, v, (u - v).abs(), u * v], -1)
+
+
+def _scaled(states: Tensor) -> Tensor:
+    return nn.functional.normalize(states, dim=-1) * math.sqrt(states.shape[-1])
 
 
 def _means(hidden: Tensor, mask: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from ..delta.delta import Delta
 from ..delta.fold import serving_form
 from ..delta.meta import HEAD_OF_TEXT
 from ..errors import DeltaError, UsageError
+from ..model.anatomy import PAIR
 from ..model.base import Base
 from ..model.language import select
 from ..model.rows import Rows, in_batches
@@ -69,9 +70,14 @@ class Resident:
     long: str = HEAD_OF_TEXT  # what is read of a text that is too long
 
     @property
-    def shape(self) -> tuple[str, int, int, bool, str]:
+    def shape(self) -> tuple[str, int, int, bool, str, bool]:
         """The settings of its encoder; texts of residents with equal settings are encoded together."""
-        return self.task.form, self.max_length, self.stride, self.paired, self.long
+        return self.task.form, self.max_length, self.stride, self.paired, self.long, self.apart
+
+    @property
+    def apart(self) -> bool:
+        """Whether it encodes the two texts of a pair one by one."""
+        return self.model.pool == PAIR
 
     def answers(self, reading: Reading, outputs: Array) -> list[dict[str, Any]]:
         """The answers in the outputs for some inputs."""
@@ -142,7 +148,7 @@ class Host:
         if not hasattr(self._per_thread, "encoder"):
             self._per_thread.encoder = Encoder(self.base)
         encoder: Encoder = self._per_thread.encoder
-        encoder.cut_at(resident.max_length, resident.stride, resident.long)
+        encoder.cut_at(resident.max_length, resident.stride, resident.long, resident.apart)
         return encoder
 
     def read(self, resident: Resident, texts: Sequence[Text]) -> list[Reading]:

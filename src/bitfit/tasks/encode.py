@@ -100,8 +100,11 @@ class Encoder:
         self._filler = int(base.tokenizer.pad_token_id)
         self._unknown = base.tokenizer.unk_token
 
-    def cut_at(self, max_length: int, stride: int | None = None, long: str = HEAD_OF_TEXT) -> None:
-        """Change the maximum length, the tokens that windows share (a third of it), and what is read of long texts."""
+    def cut_at(self, max_length: int, stride: int | None = None, long: str = HEAD_OF_TEXT, apart: bool = False) -> None:
+        """Change the maximum length, the tokens that windows share (a third of it), and what is read of long texts.
+
+        With `apart` the texts of a pair are two windows of a row, each with its own maximum length.
+        """
         if not 3 <= max_length <= self._base.max_length:
             raise UsageError(
                 f"--max-length {max_length}: must be 3 to {self._base.max_length} tokens for {self._base.name}"
@@ -113,6 +116,7 @@ class Encoder:
                 f"--stride {stride}: windows of {max_length} tokens can share 0 to {max_length // 2} tokens"
             )
         self.long = long
+        self.apart = apart
         if long == "head+tail":
             self._tokenizer.no_truncation()
             return
@@ -133,13 +137,18 @@ class Encoder:
                 inputs: Sequence[Any] = texts[start : start + SLICE]
                 if pairs is not None:
                     inputs = list(zip(inputs, pairs[start : start + SLICE], strict=True))
-                yield read(inputs)
+                yield self._apart(inputs) if self.apart else read(inputs)
 
         return Rows.join(slices())
 
     def _slice(self, inputs: Sequence[Any]) -> Rows:
         encodings = self._tokenizer.encode_batch_fast(inputs)
         return self._rows(encodings, sum(1 for encoding in encodings if encoding.overflowing))
+
+    def _apart(self, pairs: Sequence[tuple[str, str]]) -> Rows:
+        """Rows of two windows, one for each text of a pair."""
+        rows = self._slice(list(chain.from_iterable(pairs)))
+        return replace(rows, starts=rows.starts[::2], windows=rows.starts)
 
     def _ends(self, inputs: Sequence[Any]) -> Rows:
         """The first and the last tokens of texts that are too long."""

@@ -119,11 +119,19 @@ class Task(ABC):
         return "tokens" if self.by_token else requested
 
     def encoder(
-        self, base: Any, max_length: int | None, stride: int | None = None, long: str = HEAD_OF_TEXT
+        self,
+        base: Any,
+        max_length: int | None,
+        stride: int | None = None,
+        long: str = HEAD_OF_TEXT,
+        apart: bool = False,
     ) -> Encoder:
-        """The base's tokenizer with the lengths of this kind. `long`: what is read of a text that is too long."""
+        """The base's tokenizer with the lengths of this kind.
+
+        `long`: what is read of a text that is too long. `apart`: whether the texts of a pair are encoded one by one.
+        """
         if not self.by_token:
-            return self._text_encoder(base, max_length, stride, long)
+            return self._text_encoder(base, max_length, stride, long, apart)
         if long != HEAD_OF_TEXT:
             raise UsageError(f"--long {long}: {self.kind} reads every long input in windows; remove --long")
         if stride is None and self.stride is not None:
@@ -131,12 +139,12 @@ class Task(ABC):
             stride = min(self.stride, window // 3)
         return Encoder(base, max_length, stride, self.length)
 
-    def _text_encoder(self, base: Any, max_length: int | None, stride: int | None, long: str) -> Encoder:
+    def _text_encoder(self, base: Any, max_length: int | None, stride: int | None, long: str, apart: bool) -> Encoder:
         if stride is not None and long != "windows":
             what = f"{self.kind} reads long texts in windows only with --long windows"
             raise UsageError(f"--stride {stride}: {what}; add it, or remove --stride")
         encoder = Encoder(base, max_length, 0, self.length)
-        encoder.cut_at(encoder.max_length, stride or 0, long)
+        encoder.cut_at(encoder.max_length, stride or 0, long, apart)
         return encoder
 
     def encode(self, encoder: Encoder, examples: Examples) -> Encoded:
@@ -161,7 +169,9 @@ class Task(ABC):
         """Notes for the user on how the examples were encoded."""
         cut, length, total = encoded.rows.cut, encoder.max_length, len(examples)
         notes = []
-        windowed = int((encoded.rows.window_counts > 1).sum())
+        if encoder.apart:
+            total *= 2  # the texts of a pair are cut one by one
+        windowed = 0 if encoder.apart else int((encoded.rows.window_counts > 1).sum())
         if windowed:
             notes.append(f"Longer than {length} tokens and read in windows: {windowed:,} of {counted(total, 'text')}.")
         share = f"{cut:,} of {counted(total, 'text')}"
@@ -171,7 +181,7 @@ class Task(ABC):
         elif cut and encoder.long == "head+tail":
             notes.append(f"Longer than {length} tokens: {share}; their first and last tokens are read.")
         elif cut:
-            more = "--max-length or --long windows reads more"
+            more = "--max-length reads more" if encoder.apart else "--max-length or --long windows reads more"
             notes.append(f"Cut at {length} tokens: {share}; {more}.")
         return notes
 

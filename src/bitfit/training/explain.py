@@ -32,6 +32,7 @@ class Candidate:
     loss: float  # at the best temperature
     score: float
     chosen: bool = False
+    reading: str = ""  # how the texts of a pair are read, if two ways were tried
 
 
 @dataclass(frozen=True)
@@ -206,11 +207,12 @@ def sentences(story: Story) -> list[str]:
 
 
 def _choice_sentence(story: Story) -> str:
-    if story.diverged and len(story.candidates) == 1:
+    if story.diverged and all(candidate.lr is None for candidate in story.candidates):
         return "The head alone is delivered, because no training was left."
     chosen = next(candidate for candidate in story.candidates if candidate.chosen)
     sentence = f"Chosen by the loss on these rows: {_name(chosen)}."
-    if chosen.lr is not None and story.candidates[0].loss < chosen.loss:
+    alike = [candidate for candidate in story.candidates if candidate.reading == chosen.reading]
+    if chosen.lr is not None and alike[0].loss < chosen.loss:
         sentence += " The loss of the head only is smaller, but not by enough to be sure."
     return sentence
 
@@ -222,7 +224,9 @@ def _unknown_sentence(count: int) -> str:
 
 
 def _name(candidate: Candidate) -> str:
-    return "head only" if candidate.lr is None else candidate.name
+    if candidate.lr is not None:
+        return candidate.name
+    return f"head only, texts {candidate.reading}" if candidate.reading else "head only"
 
 
 def _with_interval(score: Score) -> str:

@@ -17,6 +17,7 @@ from ..data.named import NamedTask
 from ..data.on_disk import NodeRows
 from ..delta.meta import HEAD_OF_TEXT
 from ..errors import UsageError
+from ..model.anatomy import PAIR
 from ..model.base import Base
 from ..model.rows import Rows, by_length
 from ..tasks import Task
@@ -98,6 +99,13 @@ class Job:
     group: Group = field(default_factory=Group)  # the workers that train together
     masks: dict[object, Any] = field(default_factory=dict)  # learned in earlier passes, for later ones (diff_pruning)
 
+    def apart(self, rows: NodeRows | None = None) -> Job:
+        """The same job with the two texts of each pair encoded one by one, for the pool "pair"."""
+        encoder = self.task.encoder(self.base, self.encoder.max_length, apart=True)
+        train = _encode_train(self.task, encoder, self.dataset.train, self.device, rows, "train-apart")
+        dev = encode_part(self.task, encoder, self.dataset.dev, self.device)
+        return replace(self, encoder=encoder, train=train, dev=dev)
+
     @cached_property
     def tests(self) -> dict[str, Part]:
         """The test part and the further parts to score, by name; encoded when first needed."""
@@ -160,6 +168,7 @@ def open_job(
     max_length: int | None = None,
     stride: int | None = None,
     long: str = HEAD_OF_TEXT,
+    pool: str = "auto",
     device: str = "auto",
     rows: NodeRows | None = None,
 ) -> Job:
@@ -174,12 +183,10 @@ def open_job(
     base.to(chosen_device).require_clean()
     if long != HEAD_OF_TEXT and dataset.columns.text_pair is not None and not task.by_token:
         raise UsageError(f"--long {long}: only single texts can be read so, and these are pairs; remove --long")
-    encoder = task.encoder(base, max_length, stride, long)
-    if rows is None:
-        train = encode_part(task, encoder, dataset.train, chosen_device)
-    else:
-        encoded = rows.get("train", lambda: task.encode(encoder, dataset.train))
-        train = part_of(task, encoded, dataset.train, chosen_device)
+    if pool == PAIR and dataset.columns.text_pair is None:
+        raise UsageError("--pool pair: the rows have one text; name the column of the second one with --text-pair")
+    encoder = task.encoder(base, max_length, stride, long, pool == PAIR)
+    train = _encode_train(task, encoder, dataset.train, chosen_device, rows, "train")
     dev = encode_part(task, encoder, dataset.dev, chosen_device)
     for name, part in (("train", train), ("dev", dev)):
         for text in task.remarks(encoder, part.encoded, part.examples):
@@ -201,6 +208,15 @@ def _task(dataset: Dataset, named: NamedTask | None, metric: str | None, positiv
     if task.positive is not None:
         note(f'Precision, recall and f1 are about "{task.positive}", the rarer class; --positive names the other one.')
     return task
+
+
+def _encode_train(
+    task: Task, encoder: Encoder, examples: Examples, device: torch.device, rows: NodeRows | None, name: str
+) -> Part:
+    """Encode the training examples; with `rows` one process of a machine does so for all, under this name."""
+    if rows is None:
+        return encode_part(task, encoder, examples, device)
+    return part_of(task, rows.get(name, lambda: task.encode(encoder, examples)), examples, device)
 
 
 def encode_part(task: Task, encoder: Encoder, examples: Examples, device: torch.device) -> Part:

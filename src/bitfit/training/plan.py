@@ -15,7 +15,7 @@ from ..data.readers import BUILT_IN
 from ..delta.meta import HEAD_OF_TEXT, LONG
 from ..delta.meta import Trial as Trial
 from ..errors import UsageError, suggest
-from ..model.anatomy import HEADS
+from ..model.anatomy import HEADS, PAIR
 from ..model.dtypes import DTYPES, FULL
 
 if TYPE_CHECKING:
@@ -77,7 +77,11 @@ class Plan:
     )
     head: str = _option("full", "which parameters of the head train", choices=HEADS)
     init: str = _option("keep", "start values: keep, zero(SELECTION) or reinit(SELECTION)")
-    pool: str = _option("auto", "what the head reads (auto: as the base declares)", choices=("auto", "cls", "mean"))
+    pool: str = _option(
+        "auto",
+        "what the head reads (auto: as the base declares); pair: the two texts of a row, each encoded by itself",
+        choices=("auto", "cls", "mean", PAIR),
+    )
     lr: Sequence[float] | float | None = _option(
         None, "learning rates, comma-separated (chosen by SELECT and the base)", numbers
     )

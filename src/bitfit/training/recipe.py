@@ -8,13 +8,17 @@
    one part is held out. The rate is chosen by the loss on held-out rows at its best temperature.
 4. The delta is trained on all rows with the chosen rate; with few rows the values of two trainings are averaged.
 5. Temperature and threshold, fitted on held-out rows, are folded into the head's values.
+
+On a base that makes sentence embeddings, a pair can be read in two ways: as one sequence, or each text by itself (pool
+"pair"). With few rows the head alone says which one is searched; with many both are, and the better one is delivered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 
 import numpy as np
 import torch
@@ -52,7 +56,7 @@ from .outcome import Outcome, Scores, describe
 from .plan import FEW, Trial
 from .resolved import Resolved, delta_tensors, passes, start_lane
 
-VERSION = 3  # raised when the recipe is changed so that its deltas differ; benchmarks record it
+VERSION = 4  # raised when the recipe is changed so that its deltas differ; benchmarks record it
 AVERAGED = 2  # trainings whose values are averaged, with few rows
 START = 10.0  # the strength of the penalty on the head that a training starts from
 DROPPED_AFTER = 0.4  # share of the steps after which the worst of three rates or more ends
@@ -62,6 +66,16 @@ TOO_FEW = 30
 ENOUGH = 100
 MARGIN = 0.5
 HEAD_ONLY = "the head alone, solved on the frozen base"
+TOGETHER, APART = "as one sequence", "one by one"  # how the texts of a pair are read
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A way to read the texts: a job, and its trials, which differ in their rate."""
+
+    job: Job
+    trials: list[Resolved]
+    name: str = ""  # empty if there is no other
 
 
 @dataclass(eq=False)
@@ -109,6 +123,7 @@ class Final:
 class Followed:
     """The result of the recipe."""
 
+    job: Job  # that the delta was trained on
     trials: list[Outcome]
     best: Outcome
     story: Story
@@ -116,16 +131,34 @@ class Followed:
 
 
 def follow(
-    job: Job, trials: list[Resolved], store: Store, watch: Watch, exact: bool = False, lanes: int | None = None
+    readings: Sequence[Reading], store: Store, watch: Watch, exact: bool = False, lanes: int | None = None
 ) -> Followed:
-    """Follow the recipe for trials that differ in their rate; `lanes` is the most trials of a pass.
+    """Follow the recipe for one way to read the texts or two; `lanes` is the most trials of a pass.
 
     With `exact` there are no folds and no averages: one training with the seed that the user set.
     """
-    recipe = _Recipe(job, trials, store, watch, exact, lanes)
-    if trials[0].resolution.selection:
-        recipe.search()
-    return recipe.deliver()
+    numbers = count()
+    recipes = [_Recipe(reading, numbers, store, watch, exact, lanes) for reading in readings]
+    tried = recipes
+    if len(recipes) > 1 and len(recipes[0].data.examples) <= FEW:
+        tried = [min(recipes, key=lambda recipe: recipe.head_only.best_loss)]
+    for recipe, trials in zip(tried, _trials_to_search(tried), strict=True):
+        if trials[0].resolution.selection:
+            recipe.search(trials)
+    while True:
+        choices = {recipe: recipe.choice() for recipe in tried}
+        best = min(tried, key=lambda recipe: choices[recipe].held.best_loss)
+        final = best.finished(choices[best])
+        if final is not None:  # None: the last training diverged, and is no longer a choice
+            return best.followed(choices[best], final, recipes)
+
+
+def _trials_to_search(recipes: Sequence[_Recipe]) -> list[list[Resolved]]:
+    """The trials of each recipe. Two share the rates that one alone tries, so that they take as long together."""
+    if len(recipes) == 1:
+        return [recipes[0].trials]
+    first, second = recipes
+    return [first.trials[1:], second.trials[1:2]]
 
 
 def uses_folds(dataset: Dataset, exact: bool) -> bool:
@@ -137,13 +170,19 @@ class _Recipe:
     """One run of the recipe. Arrays number the examples of `data`, unless they are called rows."""
 
     def __init__(
-        self, job: Job, trials: list[Resolved], store: Store, watch: Watch, exact: bool, lanes: int | None
+        self,
+        reading: Reading,
+        numbers: Iterator[int],
+        store: Store,
+        watch: Watch,
+        exact: bool,
+        lanes: int | None,
     ) -> None:
-        self.trials, self.store, self.watch, self.most_lanes = trials, store, watch, lanes
-        first = trials[0].trial
+        job, self.trials, self.name = reading.job, reading.trials, reading.name
+        self.numbers, self.store, self.watch, self.most_lanes = numbers, store, watch, lanes
+        first = self.trials[0].trial
         self.model = Model(job.base, job.task.outputs, first.pool, first.inject)
         self.layer = output_layer(self.model)
-        self.pass_number = 0
         self.data = encode_part(job.task, job.encoder, job.dataset.train + job.dataset.dev, job.device)
         self.job = replace(job, train=self.data)
         self.by_fold = uses_folds(job.dataset, exact)
@@ -196,16 +235,18 @@ class _Recipe:
 
     # ---- the search
 
-    def search(self) -> None:
-        """Train every trial on every split and keep its outputs for held-out examples."""
+    def search(self, trials: Sequence[Resolved]) -> None:
+        """Train these trials on every split and keep their outputs for held-out examples."""
         shape = len(self.data.targets), self.job.task.outputs
-        self.searched = [Searched(resolved, np.zeros(shape, np.float32)) for resolved in self.trials]
+        self.searched = [Searched(resolved, np.zeros(shape, np.float32)) for resolved in trials]
         lanes = []
         for searched in self.searched:
             lanes += [(searched, split) for split in self.splits]
         groups = passes([searched.resolved for searched, _ in lanes], self.most_lanes)
         for number, group in enumerate(groups, 1):
             phase = "search" if len(groups) == 1 else f"search {number} of {len(groups)}"
+            if self.name:
+                phase = f"{phase}, texts {self.name}"
             self._search_pass(lanes[: len(group)], phase)
             lanes = lanes[len(group) :]
         for searched in self.searched:
@@ -237,8 +278,7 @@ class _Recipe:
         job = self.job.with_prefix(bank)
         runners = [Runner(resolved.trial, bank, k, rows[k], phase) for k, resolved in enumerate(group)]
         evaluations = self._evaluations(group[0].trial, rows, searching)
-        fit(job, runners, self.pass_number, self.store, self.watch, evaluations, self._drop_worst)
-        self.pass_number += 1
+        fit(job, runners, next(self.numbers), self.store, self.watch, evaluations, self._drop_worst)
         return runners, job
 
     def _evaluations(self, trial: Trial, rows: Sequence[Array], searching: bool) -> set[int]:
@@ -258,23 +298,17 @@ class _Recipe:
 
     # ---- the choice
 
-    def deliver(self) -> Followed:
-        """Choose, train on all examples and explain; if that last training diverges, choose again without it."""
-        choice = self._choice()
-        while choice.searched is not None:
-            final = self._trained(choice.searched)
-            if final is not None:
-                return self._followed(choice, final)
-            choice = self._choice()
-        return self._followed(choice, self._head_alone())
-
-    def _choice(self) -> Choice:
+    def choice(self) -> Choice:
         """The trial with the least loss on held-out examples, or the head alone: if it is better or all diverged."""
         done = [searched for searched in self.searched if searched.held is not None]
         best = min(done, key=lambda searched: searched.loss, default=None)
         if best is None or best.held is None or self._frozen_is_better(best.held):
             return Choice(None, self.head_only)
         return Choice(best, best.held)
+
+    def finished(self, choice: Choice) -> Final | None:
+        """What was chosen, trained on all examples; None if this last training diverges."""
+        return self._head_alone() if choice.searched is None else self._trained(choice.searched)
 
     def _frozen_is_better(self, trained: HeldOut) -> bool:
         """Whether the head alone has the smaller loss on held-out rows of the sample; with few rows, by a margin."""
@@ -341,15 +375,19 @@ class _Recipe:
 
     # ---- the outcomes
 
-    def _followed(self, choice: Choice, final: Final) -> Followed:
-        story = self._story(choice, final)
+    def followed(self, choice: Choice, final: Final, recipes: Sequence[_Recipe]) -> Followed:
+        """The result; `recipes` are all that took part, this one among them."""
+        story = self._story(choice, final, recipes)
         searched = choice.searched
         trial = self.trials[0].trial if searched is None else searched.trial
         history = History() if searched is None else searched.history
         best = self._outcome(trial, final, choice.held, history)
         best = _with_calibration(best, story)
-        trials = [best if other is searched else self._rejected(other) for other in self.searched]
-        return Followed(trials or [best], best, story, self._baseline())
+        trials = []
+        for recipe in recipes:
+            for other in recipe.searched:
+                trials.append(best if other is searched else recipe.rejected(other))
+        return Followed(self.job, trials or [best], best, story, self._baseline())
 
     def _baseline(self) -> float:
         """The score of the task's baseline on all held-out examples; of several splits the mean, by their sizes."""
@@ -359,7 +397,7 @@ class _Recipe:
             total += len(held) * self.job.task.baseline(train, held)
         return total / len(self.held)
 
-    def _rejected(self, searched: Searched) -> Outcome:
+    def rejected(self, searched: Searched) -> Outcome:
         """A trial that was not chosen: its delta is the mean over the splits, calibrated like the chosen one."""
         if searched.held is None:
             return Outcome(searched.trial, searched.status, {}, searched.history, None)
@@ -377,13 +415,18 @@ class _Recipe:
 
     # ---- the story
 
-    def _story(self, choice: Choice, final: Final) -> Story:
+    def _story(self, choice: Choice, final: Final, recipes: Sequence[_Recipe]) -> Story:
         held = choice.held.calibrated
         metric = self.trials[0].trial.metric
+        candidates: list[Candidate] = []
+        diverged = []
+        for recipe in recipes:
+            candidates += recipe.candidates(choice)
+            diverged += [searched.trial.lr for searched in recipe.searched if searched.status == "diverged"]
         return Story(
             how=self._how(),
-            candidates=tuple(self._candidates(choice)),
-            diverged=tuple(searched.trial.lr for searched in self.searched if searched.status == "diverged"),
+            candidates=tuple(candidates),
+            diverged=tuple(diverged),
             metric=metric,
             expected=held.scores[metric],
             rows=final.examples,
@@ -430,15 +473,18 @@ class _Recipe:
         in_dev = self.sample[examples] >= len(self.job.dataset.train)
         return suspects(by_head.take(examples), in_dev)
 
-    def _candidates(self, choice: Choice) -> list[Candidate]:
+    def candidates(self, choice: Choice) -> list[Candidate]:
+        """What this recipe tried, the head alone first; `choice` is what is delivered, maybe of another recipe."""
         held = self.head_only
-        candidates = [Candidate(HEAD_ONLY, None, held.best_loss, held.calibrated.score, choice.searched is None)]
+        texts = f", texts {self.name}" if self.name else ""
+        score, chosen = held.calibrated.score, choice.held is held
+        candidates = [Candidate(HEAD_ONLY + texts, None, held.best_loss, score, chosen, self.name)]
         for searched in self.searched:
-            if searched.held is not None:
-                rate, score = searched.trial.lr, searched.held.calibrated.score
-                candidates.append(
-                    Candidate(f"learning rate {rate:g}", rate, searched.loss, score, searched is choice.searched)
-                )
+            if searched.held is None:
+                continue
+            rate, score, chosen = searched.trial.lr, searched.held.calibrated.score, searched is choice.searched
+            name = f"learning rate {rate:g}{texts}"
+            candidates.append(Candidate(name, rate, searched.loss, score, chosen, self.name))
         return candidates
 
     def _how(self) -> str:

@@ -25,6 +25,7 @@ from ..data.on_disk import NodeRows
 from ..data.source import Records, StrPath
 from ..delta.delta import Delta
 from ..errors import DeltaError, Diverged, UsageError, suggest
+from ..model.anatomy import PAIR
 from ..model.base import Base, load_base
 from ..model.dtypes import FULL
 from ..model.task_model import Model
@@ -213,15 +214,20 @@ def _train(
     with threads(plan.threads):
         job, trials = prepare(source, base, plan, note, size, rows)
         job = replace(job, group=group)
-        groups = passes(trials, plan.lanes)
-        folder = None if out is None else run_folder(out)
         by_recipe = follows_recipe(plan)
+        readings = [recipe.Reading(job, trials)]
+        if by_recipe and _reads_apart_too(plan, job):
+            readings = _two_readings(job, trials, plan, size, rows)
+        groups = []
+        for reading in readings:
+            groups += passes(reading.trials, plan.lanes)
+        folder = None if out is None else run_folder(out)
         store = Store(folder, run_key(job, groups, plan), checkpoint_seconds)
         if not resume and store.clear():
             note("The checkpoints of an interrupted run were dropped; --resume would have gone on from them.")
         with job.stop.listening(), torch.random.fork_rng(devices=[]):
             if by_recipe:
-                trained = _follow(job, trials, store, watch, note, plan)
+                trained = _follow(readings, store, watch, note, plan)
             else:
                 trained = _train_grid(job, groups, store, watch, note, plan)
             if folder is not None:
@@ -230,7 +236,7 @@ def _train(
                 store.clear()  # there is nothing to go on from
                 rates = ", ".join(f"{outcome.trial.lr:g}" for outcome in trained.outcomes)
                 raise Diverged(f"every trial diverged (rates {rates}): the loss was not a number; try smaller --lr")
-            best = _with_scores(job, trained.best, job.tests)
+            best = _with_scores(trained.job, trained.best, trained.job.tests)
         assert best.delta is not None
         if group.steps:
             note(f"{group.size} workers summed {group.bytes / group.steps / 1000:,.1f} KB per step.")
@@ -274,7 +280,7 @@ def prepare(
         note(f"The base is stored in {loaded.dtype}: {loaded.bytes / 1e6:,.0f} MB, {full / 1e6:,.0f} MB in {FULL}.")
     job = open_job(
         dataset, loaded, note, named=named, metric=plan.metric, positive=plan.positive,
-        max_length=plan.max_length, stride=plan.stride, long=plan.long, device=plan.device, rows=rows,
+        max_length=plan.max_length, stride=plan.stride, long=plan.long, pool=plan.pool, device=plan.device, rows=rows,
     )  # fmt: skip
     if follows_recipe(plan) and plan.metric is None and named is None:
         job = with_fair_metric(job, note)
@@ -325,6 +331,7 @@ def _read(source: StrPath | Files, plan: Plan, size: int | None) -> tuple[Datase
 class _Trained:
     """All trials of a run and the best of them; None if every trial diverged."""
 
+    job: Job  # of the best trial
     outcomes: list[Outcome]
     best: Outcome | None
     baseline: float
@@ -339,12 +346,29 @@ def _train_grid(job: Job, groups: list[list[Resolved]], store: Store, watch: Wat
         outcomes += run_pass(job, group, number, store, watch, note, scored)
     done = [outcome for outcome in outcomes if outcome.delta is not None]
     best = max(done, key=lambda outcome: outcome.dev or 0.0, default=None)
-    return _Trained(outcomes, best, job.task.baseline(job.dataset.train, job.dataset.dev))
+    return _Trained(job, outcomes, best, job.task.baseline(job.dataset.train, job.dataset.dev))
 
 
-def _follow(job: Job, trials: list[Resolved], store: Store, watch: Watch, note: Say, plan: Plan) -> _Trained:
+def _reads_apart_too(plan: Plan, job: Job) -> bool:
+    """Whether the texts of pairs may be encoded one by one, too: the user leaves it open, and the base is made for it.
+
+    A base that declares mean pooling makes sentence embeddings.
+    """
+    pairs = job.dataset.columns.text_pair is not None and not job.task.by_token
+    return pairs and plan.pool == "auto" and job.base.pooling == "mean"
+
+
+def _two_readings(
+    job: Job, trials: list[Resolved], plan: Plan, size: int | None, rows: NodeRows | None
+) -> list[recipe.Reading]:
+    apart = job.apart(rows)
+    apart_trials = resolve_plan(replace(plan, pool=PAIR), apart, size)
+    return [recipe.Reading(job, trials, recipe.TOGETHER), recipe.Reading(apart, apart_trials, recipe.APART)]
+
+
+def _follow(readings: Sequence[recipe.Reading], store: Store, watch: Watch, note: Say, plan: Plan) -> _Trained:
     """Follow the default recipe and note its results."""
-    first = trials[0]
+    job, first = readings[0].job, readings[0].trials[0]
     model = Model(job.base, job.task.outputs, first.trial.pool, first.trial.inject)
     check_selection(first.trial, first.resolution.selection, model, note)
     exact = _is_exact(plan)
@@ -353,14 +377,14 @@ def _follow(job: Job, trials: list[Resolved], store: Store, watch: Watch, note: 
         note(
             f"Few rows, so this split is not used: {FOLDS}-fold cross-validation holds out each of {rows:,} rows once."
         )
-    followed = recipe.follow(job, trials, store, watch, exact=exact, lanes=plan.lanes)
+    followed = recipe.follow(readings, store, watch, exact=exact, lanes=plan.lanes)
     best = followed.best
     if plan.gap:
-        best = _with_scores(job, best, {"train": job.train_sample})
+        best = _with_scores(followed.job, best, {"train": followed.job.train_sample})
     for line in sentences(followed.story):
         note(line)
     outcomes = [best if outcome is followed.best else outcome for outcome in followed.trials]
-    return _Trained(outcomes, best, followed.baseline, followed.story)
+    return _Trained(followed.job, outcomes, best, followed.baseline, followed.story)
 
 
 def _with_scores(job: Job, outcome: Outcome, parts: Mapping[str, Part]) -> Outcome:
