@@ -30,7 +30,7 @@ from ..bank.lanes import Lane
 from ..data.examples import Dataset
 from ..delta.delta import Delta
 from ..model.task_model import Model
-from .calibration import SOLVED, HeldOut
+from .calibration import HeldOut
 from .checkpoint import Store
 from .convex import (
     LinearHead,
@@ -56,7 +56,7 @@ from .outcome import Outcome, Scores, describe
 from .plan import FEW, Trial
 from .resolved import Resolved, delta_tensors, passes, start_lane
 
-VERSION = 4  # raised when the recipe is changed so that its deltas differ; benchmarks record it
+VERSION = 5  # raised when the recipe is changed so that its deltas differ; benchmarks record it
 AVERAGED = 2  # trainings whose values are averaged, with few rows
 START = 10.0  # the strength of the penalty on the head that a training starts from
 DROPPED_AFTER = 0.4  # share of the steps after which the worst of three rates or more ends
@@ -213,7 +213,7 @@ class _Recipe:
         self.sample_splits = [self._in_sample(split) for split in self.splits]
         self.solution = cross_validated(self.job, self.states, self.sample_splits)
         known = known_examples(self.job.task, part, self.sample_splits)
-        outputs_of_sample = HeldOut(self.job.task, part, self.solution.predicted, SOLVED, known)
+        outputs_of_sample = HeldOut(self.job.task, part, self.solution.predicted, known)
         self.head_only = outputs_of_sample.take(held_examples(self.sample_splits))
 
     def _in_sample(self, split: Split) -> Split:
@@ -468,7 +468,7 @@ class _Recipe:
             return suspects(choice.held, np.zeros(len(choice.held.part.examples), bool))
         splits, predicted = self._by_head
         known = known_examples(self.job.task, self.states.part, splits)
-        by_head = HeldOut(self.job.task, self.states.part, predicted, SOLVED, known)
+        by_head = HeldOut(self.job.task, self.states.part, predicted, known)
         examples = held_examples(splits)
         in_dev = self.sample[examples] >= len(self.job.dataset.train)
         return suspects(by_head.take(examples), in_dev)
