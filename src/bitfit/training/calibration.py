@@ -22,8 +22,8 @@ SHIFTED = ("f1", "macro_f1")  # the main metrics for which there is a threshold
 PARTS = 5  # of the rows; the threshold of each is fitted on the others
 RESAMPLES = 1000
 HIGHEST = 20.0  # temperatures lie between 1 / HIGHEST and HIGHEST
-# The prior of the temperature's logarithm, by its mean and spread. Models of few rows are overconfident, trained ones and
-# solved heads: the best temperature on test rows was mostly 1.2 to 3, while that of few held-out rows is mostly luck
+# The prior of the temperature's logarithm, by its mean and spread. Models of few rows are overconfident, trained ones
+# and solved heads: the best temperature on test rows was mostly 1.2 to 3, while that of few held-out rows is luck
 # (LOG.md).
 EXPECTED = 0.5
 SPREAD = 0.3
