@@ -58,6 +58,7 @@ def describe(
     columns = job.dataset.columns
     head_sizes = {name: math.prod(shape) for name, shape in model.head.items()}
     head_trained = sum(size for name, size in head_sizes.items() if head_trains(trial.head, name))
+    change = change_map(model, tensors, model.graft_starts(trial.seed))
     return Meta(
         base=job.base.name,
         hub=job.base.hub,
@@ -83,7 +84,7 @@ def describe(
         trial=TrialRecord(**asdict(trial), best_step=step, train_rows=rows),
         trained=selection.count + head_trained,
         total=job.base.grown(trial.inject).total + sum(head_sizes.values()),
-        change={term: tuple(row) for term, row in change_map(model, tensors).items()},
+        change={term: tuple(row) for term, row in change.items()},
         versions={"bitfit": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__},
         threads=torch.get_num_threads(),
     )

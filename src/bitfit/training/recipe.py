@@ -10,8 +10,7 @@
 5. Temperature and threshold, fitted on held-out rows, are folded into the head's values.
 
 On a base that makes sentence embeddings, a pair can be read in two ways: as one sequence, or each text by itself (pool
-"pair"). With few rows the latter is searched, unless the head alone is clearly better on one sequence; with many both
-are, and the better one is delivered.
+"pair"). With few rows the latter is searched; with many both are, and the better one is delivered.
 """
 
 from __future__ import annotations
@@ -140,27 +139,15 @@ def follow(
     """
     numbers = count()
     recipes = [_Recipe(reading, numbers, store, watch, exact, lanes) for reading in readings]
-    tried = recipes
-    if len(recipes) > 1 and len(recipes[0].data.examples) <= FEW:
-        tried = [_of_few_rows(*recipes)]
-    for recipe, trials in zip(tried, _trials_to_search(tried), strict=True):
+    for recipe, trials in zip(recipes, _trials_to_search(recipes), strict=True):
         if trials[0].resolution.selection:
             recipe.search(trials)
     while True:
-        choices = {recipe: recipe.choice() for recipe in tried}
-        best = min(tried, key=lambda recipe: choices[recipe].held.best_loss)
+        choices = {recipe: recipe.choice() for recipe in recipes}
+        best = min(recipes, key=lambda recipe: choices[recipe].held.best_loss)
         final = best.finished(choices[best])
         if final is not None:  # None: the last training diverged, and is no longer a choice
             return best.followed(choices[best], final, recipes)
-
-
-def _of_few_rows(together: _Recipe, apart: _Recipe) -> _Recipe:
-    """The reading to search: one by one, unless the head alone is better by a standard error on one sequence."""
-    differences = apart.head_only.row_losses - together.head_only.row_losses
-    if len(differences) < 2:
-        return apart
-    error = differences.std(ddof=1) / len(differences) ** 0.5
-    return together if differences.mean() > error else apart
 
 
 def _trials_to_search(recipes: Sequence[_Recipe]) -> list[list[Resolved]]:
@@ -173,7 +160,12 @@ def _trials_to_search(recipes: Sequence[_Recipe]) -> list[list[Resolved]]:
 
 def uses_folds(dataset: Dataset, exact: bool) -> bool:
     """Whether every row is held out once: there are few, and no dev file."""
-    return dataset.held_out and not exact and len(dataset.train) + len(dataset.dev) <= FEW
+    return dataset.held_out and not exact and has_few_rows(dataset)
+
+
+def has_few_rows(dataset: Dataset) -> bool:
+    """Whether training and dev rows are few."""
+    return len(dataset.train) + len(dataset.dev) <= FEW
 
 
 class _Recipe:

@@ -216,8 +216,10 @@ def _train(
         job = replace(job, group=group)
         by_recipe = follows_recipe(plan)
         readings = [recipe.Reading(job, trials)]
-        if by_recipe and _reads_apart_too(plan, job):
-            readings = _two_readings(job, trials, plan, size, rows)
+        if by_recipe and _may_read_apart(plan, job):
+            readings = _readings_of_pairs(job, trials, plan, size, rows)
+            if len(readings) == 1:
+                note("Each text of a pair is encoded by itself; --pool mean would encode both as one sequence.")
         groups = []
         for reading in readings:
             groups += passes(reading.trials, plan.lanes)
@@ -349,8 +351,8 @@ def _train_grid(job: Job, groups: list[list[Resolved]], store: Store, watch: Wat
     return _Trained(job, outcomes, best, job.task.baseline(job.dataset.train, job.dataset.dev))
 
 
-def _reads_apart_too(plan: Plan, job: Job) -> bool:
-    """Whether the texts of pairs may be encoded one by one, too: the user leaves it open, and the base is made for it.
+def _may_read_apart(plan: Plan, job: Job) -> bool:
+    """Whether the texts of pairs may be encoded one by one: the user leaves it open, and the base is made for it.
 
     A base that declares mean pooling makes sentence embeddings.
     """
@@ -358,11 +360,14 @@ def _reads_apart_too(plan: Plan, job: Job) -> bool:
     return pairs and plan.pool == "auto" and job.base.pooling == "mean"
 
 
-def _two_readings(
+def _readings_of_pairs(
     job: Job, trials: list[Resolved], plan: Plan, size: int | None, rows: NodeRows | None
 ) -> list[recipe.Reading]:
+    """The texts one by one; with many rows also as one sequence."""
     apart = job.apart(rows)
     apart_trials = resolve_plan(replace(plan, pool=PAIR), apart, size)
+    if recipe.has_few_rows(job.dataset):
+        return [recipe.Reading(apart, apart_trials)]
     return [recipe.Reading(job, trials, recipe.TOGETHER), recipe.Reading(apart, apart_trials, recipe.APART)]
 
 
