@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..delta.delta import Delta
-from ..delta.meta import shown_score
+from ..delta.meta import Meta, shown_score
+from ..model.anatomy import PAIR
 from ..model.base import Base
 from ..tasks import Task
 from ..terminal.progress import counted
+from .pair_split import joint_length
 
 GENERATED = "<!-- written by bitfit push, which replaces it; remove this line to keep the text -->"
 PIPELINES = {
@@ -38,17 +40,14 @@ def card(delta: Delta, base: Base, task: Task, exported: Exported) -> str:
     share = f"{meta.trained:,} of {meta.total:,} parameters ({meta.trained / meta.total:.3%})"
     labels = ", ".join(f"`{_plain(label)}`" for label in task.labels)
     what = task.card.format(texts="text pairs" if meta.pairs else "texts", labels=labels)
-    cut = f"Texts are cut at {meta.max_length} tokens."
-    if task.by_token:
-        cut = f"Longer inputs are read in windows of {meta.max_length} tokens that share {meta.stride}."
     return f"""# {_plain(meta.base)} fine-tuned by bitfit
 
 {what}
 Selection `{_plain(meta.select)}`, head `{meta.head}`: {share} were trained; everything else is as in the base.
-{_score(delta)}{cut}
+{_score(delta)}{_lengths(meta, task)}
 {_folded(delta)}{_differences(exported)}
 ## Use
-{_pipeline(task, exported)}
+{_pipeline(task, meta.pairs, exported)}
 ```python
 {_usage(delta, base, task, exported)}```
 """
@@ -194,12 +193,26 @@ def _score(delta: Delta) -> str:
     return f"Dev {delta.meta.metric} {100 * score.value:.1f} ({interval}).\n"
 
 
-def _pipeline(task: Task, exported: Exported) -> str:
+def _lengths(meta: Meta, task: Task) -> str:
+    """How much of its inputs the model reads."""
+    if task.by_token:
+        return f"Longer inputs are read in windows of {meta.max_length} tokens that share {meta.stride}."
+    if meta.pool != PAIR:
+        return f"Texts are cut at {meta.max_length} tokens."
+    return f"""Each text of a pair is encoded by itself, cut at {meta.max_length} tokens.
+The tokenizer joins the two as usual, and the model takes them apart at the first separator token, which a first text
+must not contain. A single text is read as a pair with an empty second text.
+`truncation=True` cuts a joint pair at {joint_length(meta.max_length)} tokens, the longer text first: all that the model
+reads remains. Do not pass a smaller `max_length`."""
+
+
+def _pipeline(task: Task, pairs: bool, exported: Exported) -> str:
     if task.pipeline is None:
         return ""
     trust = ", trust_remote_code=True" if exported.custom_code else ""
     cut = "" if task.by_token else ", truncation=True"
-    return f'`pipeline("{task.pipeline}", folder{trust}{cut})` answers texts. The same by hand:\n'
+    inputs = 'pairs, each as `{"text": ..., "text_pair": ...}`' if pairs else "texts"
+    return f'`pipeline("{task.pipeline}", folder{trust}{cut})` answers {inputs}. The same by hand:\n'
 
 
 def _folded(delta: Delta) -> str:
@@ -237,7 +250,9 @@ def _by_layer(names: Sequence[str]) -> str:
 def _usage(delta: Delta, base: Base, task: Task, exported: Exported) -> str:
     name = task.transformers_class
     trust = ", trust_remote_code=True" if exported.custom_code else ""
-    inputs = f'{task.card_input(delta.meta.pairs)}, max_length={delta.meta.max_length}, return_tensors="pt"'
+    # The tokenizer of a pair knows how long it may be.
+    cut = "" if delta.meta.pool == PAIR else f", max_length={delta.meta.max_length}"
+    inputs = f'{task.card_input(delta.meta.pairs)}{cut}, return_tensors="pt"'
     return f"""import torch
 from transformers import {name}, AutoTokenizer
 

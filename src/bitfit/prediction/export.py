@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from ..bank.lanes import lane_of_delta
 from ..delta.delta import Delta, write_entries
 from ..delta.fold import fold as folded
-from ..delta.meta import HEAD_OF_TEXT
+from ..delta.meta import HEAD_OF_TEXT, Meta
 from ..errors import DeltaError, UsageError, WriteError
 from ..files import writing_folder
-from ..model.anatomy import HEAD
+from ..model.anatomy import HEAD, PAIR
 from ..model.architectures import architecture
 from ..model.base import Base
 from ..model.grafts import GRAFTS, Target
@@ -28,6 +28,7 @@ from ..model.task_model import Model
 from ..tasks import Task
 from . import modeling_bitfit
 from .card import Exported, card
+from .pair_split import joint_length, split_settings
 
 CODE = Path(modeling_bitfit.__file__)
 
@@ -52,7 +53,7 @@ def export(delta: Delta, base: Base, folder: str | Path, fold: bool = False) -> 
             exported = _save(delta, base, model, task, temporary)
         except SafetensorError as error:
             raise WriteError(f"{target}: cannot be written ({error})") from error
-        _tokenizer(base, delta.meta.max_length).save_pretrained(temporary)
+        _tokenizer(base, delta.meta).save_pretrained(temporary)
         (temporary / "README.md").write_text(card(delta, base, task, exported), encoding="utf-8")
     return target
 
@@ -64,10 +65,12 @@ def require_cut_texts(delta: Delta) -> None:
         raise UsageError(f"{what}; use bitfit predict or serve, or train with --long head")
 
 
-def _tokenizer(base: Base, max_length: int) -> Any:
+def _tokenizer(base: Base, meta: Meta) -> Any:
     # A generic tokenizer does not name the segment ids among its outputs, and a pair without them is another input.
     tokenizer = copy.deepcopy(base.tokenizer)
-    tokenizer.model_max_length = max_length  # where truncation=True cuts
+    # Where truncation=True cuts, and at which end.
+    tokenizer.model_max_length = joint_length(meta.max_length) if meta.pool == PAIR else meta.max_length
+    tokenizer.truncation_side = "right"
     if base.segments and "token_type_ids" not in tokenizer.model_input_names:
         tokenizer.model_input_names = [*tokenizer.model_input_names, "token_type_ids"]
         tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names  # saved only if it is an argument
@@ -100,6 +103,9 @@ def _save(delta: Delta, base: Base, model: Model, task: Task, folder: Path) -> E
     custom_code = bool(outside or adapters) or not stock
     exported = Exported(tuple(biases), switches, tuple(outside), tuple(adapters), custom_code)
     made: Any = _custom_model(base, model, task, merged, stock, head, outside, adapters) if custom_code else merged
+    if model.pool == PAIR:
+        # The tokenizer that answers is not the one that is saved: it stores where it cut last.
+        made.config.pair = split_settings(delta, base, task, _tokenizer(base, delta.meta))
     _name_labels(made.config, task)
     made.save_pretrained(folder)
     if exported.custom_code:
@@ -120,8 +126,10 @@ def _custom_model(
     """The model as a class of the modeling code that goes into the folder."""
     name = task.transformers_class.replace("AutoModel", "Bitfit")
     inner: Any = merged.config
+    settings = inner.to_dict()
+    settings.pop("_name_or_path", None)  # a folder of this machine
     config = modeling_bitfit.BitfitConfig(
-        encoder_config=inner.to_dict(),
+        encoder_config=settings,
         pool="cls" if stock and not task.by_token else model.pool,
         width=base.width,
         segments=base.segments,
@@ -208,7 +216,7 @@ def stock_class(base: Base, model: Model, task: Task) -> str | None:
     name = task.transformers_class
     if model.pool == "cls":
         return name
-    if model.pool == "mean" or type(base.config) not in getattr(transformers, name)._model_mapping:
+    if model.pool in ("mean", PAIR) or type(base.config) not in getattr(transformers, name)._model_mapping:
         return None
     merged = empty_task_model(base, name, task.outputs)
     return name if len(linears(merged, task.outputs)) == 1 and _fits(base, merged) else None
