@@ -15,13 +15,13 @@ from bitfit.report import figures, report, summary, tables
 from bitfit.report.findings import Findings
 from bitfit.report.published import published
 from bitfit.report.quantities import epochs_to_converge, gap, late_fall
-from bitfit.report.statistics import combine, spearman
-from bitfit.report.verdicts import HOLDS, NO_DIFFERENCE, OPEN, REFUTED, judge
+from bitfit.report.statistics import Place, combine, spearman
+from bitfit.report.verdicts import HOLDS, NO_DIFFERENCE, OPEN, REFUTED, Comparison, judge
 from bitfit.study import grid, spec
 from bitfit.study.examples import Rows
 from bitfit.study.grid import Settings
 from bitfit.study.manifest import BaseFacts, Entry, Frame, Manifest, RunFacts
-from bitfit.study.spec import Figure
+from bitfit.study.spec import Figure, Part
 from bitfit.study.store import Result, Results
 
 STUDIES = {name: spec.load(name) for name in spec.names()}
@@ -248,15 +248,17 @@ def test_a_method_that_does_not_learn_has_no_gap_curve_or_map_that_counts(name, 
 def test_a_training_that_is_too_short_to_refute_a_claim_does_not_support_it():
     study = STUDIES["bitfit-rates"]
 
-    def trained(epochs):
+    def trained(epochs, rows=3000):
         bases = everywhere(study, means({}))
         for found in bases:
             for point, result in list(found.results.items()):
                 curve = [[float(epoch), 0.5, 0.8] for epoch in range(1, epochs + 1)]
-                found.results[point] = replace(result, evaluations=curve)
+                found.results[point] = replace(result, evaluations=curve, rows={**result.rows, "train": rows})
         return verdict(study, "converges-in-seven-epochs", bases).comparisons[0]
 
     assert trained(15).estimate.mean == pytest.approx(1.0) and not trained(15).left_out
+    assert trained(15, rows=500).estimate is None
+    assert trained(15, rows=500).left_out[0] == "one, qnli: 500 training rows; the claim is about 2,000 or more"
     assert trained(7).estimate is None
     assert trained(7).left_out[0] == "one, qnli: BitFit was not trained for more than 7 epochs"
 
@@ -838,12 +840,45 @@ def test_a_method_has_one_colour_in_all_studies():
     assert colour("Full") != colour("BitFit")
 
 
+@pytest.mark.parametrize("name", sorted(set(STUDIES) - {"plus-terms"}))  # which numbers its 36 pairs
+def test_methods_of_a_study_have_colours_of_their_own(name):
+    from bitfit.report.drawing import colour
+
+    kinds = [method.kind for method in STUDIES[name].methods]
+    assert len({colour(kind) for kind in kinds}) == len(set(kinds))
+
+
 def test_panels_of_a_figure_share_their_axis():
     study = STUDIES["bitfit-table3"]
     found = made_up(study, lambda p: 0.9 if p.task == "sst2" else 0.5, tasks=("sst2", "rte"))
     drawn = figures.panels(study.figures[0], study, [found])
     assert len({panel.figure.axes[0].get_xlim() for panel in drawn}) == 1 and len(drawn) == 2
     assert "400 test rows, 2 seeds" in drawn[0].figure.axes[0].get_xlabel()
+    curves = figures.panels(Figure("Loss", "loss"), study, [found])
+    assert len({panel.figure.axes[0].get_ylim() for panel in curves}) == 1 and len(curves) == 2
+
+
+def test_a_score_has_one_interval_in_all_figures():
+    """From seeds and test rows; two seeds alone make it ten times as wide."""
+    study = STUDIES["freeze-table1"]
+    found = made_up(study, means({}, spread=0.01), tasks=("sst2",))
+    ends = []
+    for kind in ("dots", "failed"):
+        (panel,) = figures.panels(Figure("Scores", kind, methods=("Full",)), study, [found])
+        line = panel.figure.axes[0].lines[0]
+        ends.append(tuple(line.get_xdata()))
+    assert ends[0] == ends[1]
+
+
+def test_figures_of_tasks_that_were_not_run_say_so_and_are_drawn_once():
+    study = STUDIES["bitfit-maps"]
+    other = report.as_html(study, [made_up(study, means({}), tasks=("trec",))], [])
+    check(other)
+    assert other.count("<figure") == 1 + len(report.CURVES)
+    assert "rte was not run on one. The panels show what was." in other
+    assert "stsb was not run on one. The panels are those of Figure 1." in other
+    own = report.as_html(study, [made_up(study, means({}), tasks=("rte", "stsb"))], [])
+    assert "rte was not run" not in own and "cola was not run" in own
 
 
 def test_a_long_label_has_two_lines_and_is_not_cut():
@@ -922,6 +957,33 @@ def test_the_main_comparison_is_the_mean_over_places_against_full():
     places = sum(len(findings.tasks) for findings in bases)
     assert rows["BitFit"][1] == "-2.0" and rows["LoRA"][1] == "-10.0"
     assert rows["BitFit"][4].text == str(places) and "Full" not in rows
+
+
+def test_a_decided_claim_has_its_conditions_beside_it():
+    study = STUDIES["bitfit-table3"]
+    bases = everywhere(study, means({"BitFit": 0.8, "Frozen": 0.6}))
+    judged = [summary.Judged(study, bases, judge(study, bases))]
+    rows = {row[0].text: row for row in summary._claims(judged).rows}
+    assert "judged by bitfit-table3: one (0.0M parameters), two" in rows["A frozen encoder is much worse"][1].note
+    assert "3,000 training rows, 1 epoch, 2 seeds" in rows["A frozen encoder is much worse"][1].note
+
+
+def test_a_claim_whose_runs_say_nothing_says_why():
+    study = STUDIES["bitfit-rates"]
+    found = made_up(study, lambda point: 0.4, tasks=("sst2",))
+    judged = [summary.Judged(study, [found], judge(study, [found]))]
+    rows = {row[0].text: row[2] for row in summary._claims_without_numbers(judged).rows}
+    cell = rows["BitFit converges within 7 epochs on most tasks"]
+    assert cell.text == "a run of bitfit-rates"
+    assert cell.note == "so far one, sst2: the methods do not beat the majority class"
+
+
+@pytest.mark.parametrize(("mean", "places"), [(7.0, "about 34"), (4.0, "more than 100")])
+def test_what_would_decide_a_claim_takes_the_effect_as_it_was_seen(mean, places):
+    effects = [Place(BASES[n % 3], f"t{n}", mean + (-6.0, 0.0, 6.0)[n % 3] + n % 2) for n in range(6)]
+    one = Comparison(Part("greater", "BitFit", "Frozen", by=3.0), combine(effects), {}, ())
+    assert one.outcome == OPEN
+    assert one.needs == f"{places} places like these, if the effect stays at {mean + 0.5:+.1f} points"
 
 
 def test_the_figures_of_the_summary_are_saved_beside_it(tmp_path):

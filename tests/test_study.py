@@ -714,6 +714,7 @@ def test_a_study_widens_its_rates_at_most_twice(tiny, tmp_path):
     runner.run(found, engine, ["x"], lambda _: None, lambda *_: None)
     assert [len(stage) for stage in stages] == [4, 1, 1, 0]
     assert max(stages[0]) < stages[1][0] < stages[2][0]
+    assert runner.dry_run(campaign(tiny, tmp_path, tasks=("sst2",), methods=("BitFit",), seeds=1, lr="auto")) == []
 
 
 def test_a_method_may_add_parameters_and_train_longer(tiny, tmp_path):

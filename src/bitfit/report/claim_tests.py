@@ -113,7 +113,7 @@ def places_of(part: Part, findings: Findings) -> dict[str, list[int | None]]:
     """The tasks a part is about, each with its training sizes that count."""
     chosen: dict[str, list[int | None]] = {}
     for task, size in findings.places(part.tasks):
-        if task not in part.not_tasks or size is not None:
+        if (task not in part.not_tasks or size is not None) and not too_few(part, findings, task, size):
             chosen.setdefault(task, []).append(size)
     limited = {task: _sizes(part, sizes) for task, sizes in chosen.items()}
     return {task: sizes for task, sizes in limited.items() if sizes}
@@ -246,6 +246,11 @@ def too_short(part: Part, findings: Findings, task: str, size: int | None) -> bo
     most = QUANTITIES[part.quantity].most
     trials = findings.chosen((part.a, task, size)).values()
     return most is not None and not part.b and all(most(result) <= part.margin for result in trials)
+
+
+def too_few(part: Part, findings: Findings, task: str, size: int | None) -> bool:
+    """Whether a place has fewer training rows than those that a part is about."""
+    return findings.rows(task, size) < part.least_rows
 
 
 def _learnt(findings: Findings, cell: Cell) -> bool:
@@ -435,7 +440,8 @@ def _pair(part: Part) -> str:
 def _scope(part: Part) -> str:
     """The training sizes and tasks that a part is about, where it is not about all of them."""
     tasks = f", on {', '.join(part.tasks)}" if part.tasks else ""
-    return f"{SIZES[part.sizes]}{tasks}"
+    rows = f", from {part.least_rows:,} training rows" if part.least_rows else ""
+    return f"{SIZES[part.sizes]}{rows}{tasks}"
 
 
 def _unit(part: Part) -> str:

@@ -78,6 +78,23 @@ def _tasks(figure: Figure, bases: Sequence[Findings]) -> list[str]:
     return [task for task in ran if task in figure.tasks] or ran
 
 
+def without_its_tasks(figure: Figure, bases: Sequence[Findings]) -> list[Findings]:
+    """The bases on which none of a figure's tasks was run, so that it shows others."""
+    return [findings for findings in bases if figure.tasks and not set(figure.tasks) & set(findings.tasks)]
+
+
+def equal_figure(figure: Figure, others: Sequence[Figure], bases: Sequence[Findings]) -> Figure | None:
+    """The first of some figures that shows the same as this one; None if there is none."""
+    content = _content(figure, bases)
+    return next((other for other in others if _content(other, bases) == content), None)
+
+
+def _content(figure: Figure, bases: Sequence[Findings]) -> tuple[Any, ...]:
+    """What decides the panels of a figure."""
+    shown = [(findings.base, tuple(_tasks(figure, [findings]))) for findings in bases]
+    return (replace(figure, name="", caption="", tasks=()), shown)
+
+
 def _panels_of_places(figure: Figure, bases: Sequence[Findings]) -> Iterator[tuple[Findings, str]]:
     for findings in bases:
         for task in _tasks(figure, [findings]):
@@ -197,12 +214,17 @@ def cell_dot(findings: Findings, cell: Cell, label: str, rate: float | None = No
     trials = list(findings.at(cell, rate).values())
     if not trials:
         return None
-    scores = [findings.points(result) for result in trials]
-    from_rows = statistics.fmean(findings.row_variance(result) for result in trials)
+    published = findings.published_score(cell) if rate is None else None
+    return replace(_score_dot(findings, cell, label, trials), published=published)
+
+
+def _score_dot(findings: Findings, cell: Cell, label: str, trials: Sequence[Result], metric: str | None = None) -> Dot:
+    """The mean score of some trials of a cell with its interval from seeds and test rows."""
+    scores = [findings.points(result, metric) for result in trials]
+    from_rows = statistics.fmean(findings.row_variance(result, metric) for result in trials)
     score = place(findings.base, cell[1], scores, from_rows)
     low, high = score.interval or (None, None)
-    published = findings.published_score(cell) if rate is None else None
-    return Dot(label, score.effect, low, high, colour(_kind(findings, cell[0])), published=published)
+    return Dot(label, score.effect, low, high, colour(_kind(findings, cell[0])))
 
 
 def _score_dots(figure: Figure, study: Study, bases: Sequence[Findings]) -> list[Panel]:
@@ -220,15 +242,15 @@ def _failed_dots(figure: Figure, study: Study, bases: Sequence[Findings]) -> lis
     def rows(findings: Findings, task: str) -> list[Dot]:
         dots = []
         for name in _methods(figure, findings):
-            chosen = list(findings.chosen((name, task, findings.size(task))).values())
-            successful = [findings.points(result) for result in chosen if not findings.failed(result)]
+            cell = (name, task, findings.size(task))
+            chosen = list(findings.chosen(cell).values())
+            successful = [result for result in chosen if not findings.failed(result)]
             failed = len(chosen) - len(successful)
-            paint = colour(_kind(findings, name))
             if chosen:
                 label = f"{name} ({failed} failed)" if failed else name
-                dots.append(_dot(label, [findings.points(result) for result in chosen], paint))
+                dots.append(_score_dot(findings, cell, label, chosen))
             if failed and successful:
-                dots.append(_dot(f"{name}, the others", successful, paint))
+                dots.append(_score_dot(findings, cell, f"{name}, the others", successful))
         return dots
 
     return _panels_of_dots(figure, bases, rows, "", zero=False)
@@ -287,6 +309,8 @@ def _loss_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> lis
                 _legend(axes, "rate" if by_rate else None)
                 title = " · ".join([task, *(names if len(names) == 1 else ()), findings.base])
                 drawn.append(Panel(title, panel, f"Training and dev loss of {', '.join(names)} on {task}"))
+    for scale in ("linear", "log"):
+        _share_heights([panel for panel in drawn if panel.figure.axes[0].get_yscale() == scale])
     return drawn
 
 
@@ -392,11 +416,12 @@ def _size_curves(figure: Figure, study: Study, bases: Sequence[Findings]) -> lis
         for n, name in enumerate(names):
             xs, dots = [], []
             for size in findings.sizes(task):
-                values = findings.scores((name, task, size), figure.rate, figure.metric or None)
-                if values and findings.rows(task, size):
+                cell = (name, task, size)
+                trials = list(findings.at(cell, figure.rate).values())
+                if trials and findings.rows(task, size):
                     # Beside each other, so that intervals do not hide one another.
                     xs.append(findings.rows(task, size) * 1.03 ** (n - len(names) / 2))
-                    dots.append(_dot(name, values, colour(_kind(findings, name))))
+                    dots.append(_score_dot(findings, cell, name, trials, figure.metric or None))
             if dots:
                 _draw_sizes(axes, xs, dots)
                 ends += [end for dot in dots for end in (dot.value, dot.low, dot.high) if end is not None]
@@ -631,11 +656,9 @@ def _dev_score(findings: Findings, points: Sequence[Point], rate: float, batch: 
     return 100 * statistics.fmean(scores) if scores else None
 
 
-_INTERVALS = (
-    "Lines are 95% intervals of the mean from seeds and test rows. The dashed line is the majority class, where it is "
-    "in view."
-)
-_ZERO = "Lines are 95% intervals of the mean over seeds."
+_LINES = "Lines are 95% intervals of the mean from seeds and test rows."
+_INTERVALS = f"{_LINES} The dashed line is the majority class, where it is in view."
+_GAPS = "Lines are 95% intervals of the mean over seeds."
 _PLACES = (
     "A small mark is one task on one base, a stroke the mean over them, the line its 95% interval, cut where it leaves "
     "the figure. Few bases make it wide."
@@ -646,12 +669,14 @@ KINDS = {
     kind.name: kind
     for kind in (
         FigureKind("dots", _score_dots, _INTERVALS),
-        FigureKind("failed", _failed_dots, "A run that ends no better than the majority class counts as failed."),
-        FigureKind("gap", _gap_dots, _ZERO),
+        FigureKind(
+            "failed", _failed_dots, f"A run that ends no better than the majority class has failed. {_INTERVALS}"
+        ),
+        FigureKind("gap", _gap_dots, _GAPS),
         FigureKind("spread", _spread_dots, ""),
         FigureKind("loss", _loss_curves, _LOSSES),
         FigureKind("score", _score_curves, _ROUNDS),
-        FigureKind("sizes", _size_curves, _ZERO),
+        FigureKind("sizes", _size_curves, _LINES),
         FigureKind("models", _base_curves, ""),
         FigureKind("against", _against, _PLACES),
         FigureKind("terms", _term_shares, _PLACES),

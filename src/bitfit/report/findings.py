@@ -260,12 +260,13 @@ class Findings:
         """Whether a run beat the majority class beyond its interval."""
         return self.lower_end(result) > 100 * result.majority
 
-    def row_variance(self, result: Result) -> float:
+    def row_variance(self, result: Result, metric: str | None = None) -> float:
         """The variance of a score over its test rows, in points squared, from its 95% interval."""
         table = result.scores.get(self.part(result), {})
-        if result.metric not in table:
+        name = metric if metric is not None and metric in table else result.metric
+        if name not in table:
             return 0.0
-        _, low, high = table[result.metric]
+        _, low, high = table[name]
         return (100 * (high - low) / (2 * 1.96)) ** 2
 
     # ---- the paper's numbers

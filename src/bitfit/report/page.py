@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -68,11 +69,14 @@ def visible(text: object) -> str:
 
 
 def plain(text: object) -> str:
-    """A text with the characters escaped that Markdown would read as markup or as the end of a cell."""
+    """A text with the characters escaped that Markdown would read as markup or as the end of a cell.
+
+    A `<` begins a tag only before a letter, `/`, `!` or `?`.
+    """
     shown = " ".join(visible(text).split())
     for mark in ("\\", "`", "*", "_", "[", "]", "|"):
         shown = shown.replace(mark, f"\\{mark}")
-    return shown.replace("<", "&lt;")
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", shown)
 
 
 @cache

@@ -74,6 +74,7 @@ class DrawnFigure:
     caption: str
     key: str
     drawings: list[Drawing]
+    remark: str = ""  # what it shows instead, where its tasks were not run
 
 
 def read(study: Study, results: Results) -> list[Findings]:
@@ -92,9 +93,10 @@ def write(study: Study, results: Results, folder: Path | None = None, figures: s
     files.replace(html, as_html(study, bases, verdicts).encode())
     files.replace(markdown, as_markdown(study, bases, verdicts).encode())
     if figures is not None:
-        for figure in study.figures:
-            for panel in figures_of.panels(figure, study, bases):
-                drawing.save(panel, target / "figures", figure.name, figures)
+        for n, figure in enumerate(study.figures):
+            if figures_of.equal_figure(figure, study.figures[:n], bases) is None:
+                for panel in figures_of.panels(figure, study, bases):
+                    drawing.save(panel, target / "figures", figure.name, figures)
     return html, markdown
 
 
@@ -148,7 +150,7 @@ def as_html(
         tables=tables(study, ran),
         published_tables=published_tables(study, ran),
         wins=[text for text in wins if text],
-        figures=[drawn(figure, study, ran) for figure in study.figures],
+        figures=_figures(study, ran),
         markers=_markers(ran),
         sections=sections,
         curves=_curves(study, ran),
@@ -169,11 +171,35 @@ def _details(study: Study, bases: Sequence[Findings]) -> list[Grid]:
     return grids
 
 
+def _figures(study: Study, bases: Sequence[Findings]) -> list[DrawnFigure]:
+    """The figures of a study, each drawn once: several of the paper's show the same where their tasks were not run."""
+    made = []
+    for n, figure in enumerate(study.figures):
+        earlier = figures_of.equal_figure(figure, study.figures[:n], bases)
+        if earlier is None:
+            made.append(drawn(figure, study, bases))
+        else:
+            remark = f"{_not_run(figure, bases)} The panels are those of {earlier.name}.".strip()
+            made.append(DrawnFigure(figure.name, figure.caption, "", [], remark))
+    return made
+
+
 def drawn(figure: Figure, study: Study, bases: Sequence[Findings]) -> DrawnFigure:
     """A figure drawn for a page."""
     panels = figures_of.panels(figure, study, bases)
     drawings = [_drawing(panel) for panel in panels]
-    return DrawnFigure(figure.name, figure.caption, figures_of.KINDS[figure.kind].key, drawings)
+    not_run = _not_run(figure, bases)
+    remark = f"{not_run} The panels show what was." if not_run else ""
+    return DrawnFigure(figure.name, figure.caption, figures_of.KINDS[figure.kind].key, drawings, remark)
+
+
+def _not_run(figure: Figure, bases: Sequence[Findings]) -> str:
+    """A sentence on the bases where a figure shows other tasks than those it is about; empty if there are none."""
+    others = figures_of.without_its_tasks(figure, bases)
+    if not others:
+        return ""
+    names = ", ".join(findings.base for findings in others)
+    return f"{', '.join(figure.tasks)} was not run on {names}."
 
 
 def _drawing(panel: drawing.Panel) -> Drawing:
@@ -208,17 +234,19 @@ def state(findings: Findings) -> str:
 
 
 def all_conditions(bases: Sequence[Findings]) -> str:
-    """The conditions of verdicts: rows, epochs and seeds of each task, and where the bases come from.
+    """The conditions of verdicts: rows, epochs and seeds of each task, and where the bases come from."""
+    sentences = [settings_of(bases)] if bases else []
+    sentences += [findings.history for findings in bases if findings.history]
+    return " ".join(sentences)
 
-    Bases with equal conditions stand together.
-    """
+
+def settings_of(bases: Sequence[Findings]) -> str:
+    """Rows, epochs and seeds of each task; bases with equal settings stand together."""
     by_conditions: dict[str, list[str]] = {}
     for findings in bases:
         base = f"{findings.base} ({findings.parameters / 1e6:.1f}M parameters)"
         by_conditions.setdefault(_conditions(findings), []).append(base)
-    sentences = [f"{', '.join(names)} on {text}." for text, names in by_conditions.items()]
-    sentences += [findings.history for findings in bases if findings.history]
-    return " ".join(sentences)
+    return " ".join(f"{', '.join(names)} on {text}." for text, names in by_conditions.items())
 
 
 def _conditions(findings: Findings) -> str:

@@ -138,17 +138,33 @@ def _claims_without_numbers(judged: Sequence[Judged]) -> Grid:
     for claim in spec.known_claims().values():
         best = _best(claim, judged)
         if best is None or not _places(best[1]):
-            names = [one.study.name for one in judged if _tests(one, claim)]
             outcome = Cell("open", _paper_says(claim, judged), "open")
-            rows.append([_claim_cell(claim), outcome, f"a run of {' or '.join(names)}" if names else "in no study"])
+            rows.append([_claim_cell(claim), outcome, _a_run(claim, judged)])
     caption = "Claims that no place has numbers for yet."
     head = ["claim", "verdict", "what would decide it"]
     return Grid("Claims without numbers", head, rows, caption, texts=range(len(head)))
 
 
-def _tests(judged: Judged, claim: Claim) -> bool:
-    """Whether a study has a verdict on the claim."""
-    return any(verdict.claim.id == claim.id for verdict in judged.verdicts)
+def _a_run(claim: Claim, judged: Sequence[Judged]) -> Cell:
+    """The studies that test a claim, and why those that were run say nothing of it yet."""
+    names, reasons = [], []
+    for one in judged:
+        for verdict in one.verdicts:
+            if verdict.claim.id == claim.id:
+                names.append(one.study.name)
+                if any(findings.done for findings in one.bases):
+                    reasons += [reason for part in verdict.comparisons if (reason := _why_nothing(part))]
+    if not names:
+        return Cell("in no study")
+    so_far = f"so far {'; '.join(dict.fromkeys(reasons))}" if reasons else ""
+    return Cell(f"a run of {' or '.join(names)}", so_far)
+
+
+def _why_nothing(comparison: Comparison) -> str:
+    """Why a comparison has no place although its study was run."""
+    if comparison.estimate is not None:
+        return ""
+    return comparison.left_out[0] if comparison.left_out else comparison.why_open
 
 
 def _claim_cell(claim: Claim, verdict: Verdict | None = None) -> Cell:
@@ -162,7 +178,12 @@ def _claim_cell(claim: Claim, verdict: Verdict | None = None) -> Cell:
 def _outcome_cell(claim: Claim, one: Judged, verdict: Verdict, judged: Sequence[Judged]) -> Cell:
     """The verdict, what the paper's numbers say, and the way to the study's page."""
     css = report.CSS[verdict.outcome]
-    return Cell(report.outcome_in_words(verdict), _paper_says(claim, judged), css, _page(one.study))
+    notes = [_paper_says(claim, judged)]
+    if verdict.outcome != OPEN:
+        ran = [findings for findings in one.bases if findings.done]
+        conditions = "the conditions are above" if one.study.name == MAIN else report.settings_of(ran)
+        notes.append(f"judged by {one.study.name}: {conditions}")
+    return Cell(report.outcome_in_words(verdict), "; ".join(filter(None, notes)), css, _page(one.study))
 
 
 def _page(study: Study) -> str:

@@ -203,8 +203,8 @@ def by_rate(study: Study, findings: Findings) -> list[Grid]:
 def _caption(table: Table, findings: Findings) -> str:
     """The caption, with the metric of each task that was run."""
     metrics: dict[str, list[str]] = {}
-    for task in findings.tasks:
-        metric = findings.metric(task, findings.size(task))
+    for task in findings.tasks if not table.task else [table.task]:
+        metric = table.metric or findings.metric(task, findings.size(task))
         if metric:
             metrics.setdefault(metric.replace("_", " "), []).append(task)
     words = "; ".join(f"{metric} ({', '.join(tasks)})" for metric, tasks in metrics.items())
@@ -266,7 +266,8 @@ def _by_size(table: Table, findings: Findings) -> Grid:
     rows: Rows = []
     for row in _main_rows(table, findings) if table.rows else _chosen_rows(findings):
         rows.append([row.label, *_size_cells(row, row.rate, table, columns, sizes, findings)])
-    caption = f"{table.caption} Columns are the rows drawn; {_split_words(findings)}".strip()
+    words = _caption(table, findings) if task else table.caption
+    caption = f"{words} Columns are the rows drawn; {_split_words(findings)}".strip()
     return Grid(_title(table, findings), ["", *columns], rows, caption, _notes(rows))
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ..errors import StudyError, suggest
 from ..study.spec import Claim, Part, Study
-from .claim_tests import TESTS, ClaimTest, Ps, collapsed_pairs, is_about, not_learnt, too_short
+from .claim_tests import TESTS, ClaimTest, Ps, collapsed_pairs, is_about, not_learnt, too_few, too_short
 from .findings import Cell, Findings
 from .quantities import QUANTITIES, Quantity
 from .statistics import LEAST_SEEDS, LEVEL, MOST_PLACES, Estimate, Place, holm
@@ -122,18 +122,23 @@ class Comparison:
 
     @property
     def needs(self) -> str:
-        """What would decide it, in words; empty if it is decided."""
+        """What would decide it, in words; empty if it is decided.
+
+        Its effect is taken as it was seen: the farther it is from the bound, the fewer places are needed.
+        """
         if self.missing:
             first = f"run {' and '.join(self.not_run)}; " if self.not_run else ""
-            return f"{first}needs {', '.join(self.missing)}"
+            rows = f" with {self.part.least_rows:,} training rows" if self.part.least_rows else ""
+            return f"{first}needs {', '.join(self.missing)}{rows}"
         if self.outcome != OPEN or self.estimate is None:
             return ""
-        margin = self.part.margin
-        if not self.estimate.spreads or margin <= 0:
+        mean = self.estimate.mean
+        distance = min(abs(mean - bound) for bound in self.test.decision.bounds(self.part))
+        if not self.estimate.spreads or distance <= 0:
             return f"more places ({self.why_open})"
-        places = self.estimate.places_to_see(margin, self.levels.holds)
+        places = self.estimate.places_to_see(distance, self.level)
         about = f"more than {MOST_PLACES}" if places is None else f"about {places}"
-        return f"{about} places like these would show a difference of {margin:g} {self.test.unit(self.part)}"
+        return f"{about} places like these, if the effect stays at {mean:+.1f} {self.test.unit(self.part)}"
 
     @property
     def why_open(self) -> str:
@@ -331,6 +336,9 @@ def _why_left_out(part: Part, findings: Findings, task: str, size: int | None, n
         return
     if (task, size) in findings.without_evidence:
         yield "the methods do not beat the majority class"
+        return
+    if too_few(part, findings, task, size):
+        yield f"{findings.rows(task, size):,} training rows; the claim is about {part.least_rows:,} or more"
         return
     if not TESTS[part.test].inner_rates:
         return

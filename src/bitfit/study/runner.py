@@ -214,7 +214,7 @@ class Campaign:
             differences.append("The base was trained further to give sentence embeddings.")
         if resolve_pool(base, "auto") == "mean":
             differences.append("The head sees the mean of all tokens; the paper's sees the first token.")
-        if getattr(base.tokenizer, "do_lower_case", False) and self.study.protocol.cased != "no":
+        if base.tokenizer.tokenize("A") == base.tokenizer.tokenize("a") and self.study.protocol.cased != "no":
             differences.append("The tokenizer is uncased.")
         return differences
 
@@ -287,16 +287,31 @@ def _stage(results: Results, works: Sequence[Pass], engine: Engine, say: Say, me
 
 
 def dry_run(campaign: Campaign) -> list[Pass]:
-    """The passes that would run. The rate of the second stage is not known, but all rates of a cell cost the same."""
+    """The passes that would run, as far as it is known.
+
+    A cell of which every rate has a result is widened and repeated as in a run. The rate that another will choose is
+    not known, but all rates of a cell cost the same.
+    """
     campaign.results.replay()
-    first = campaign.search()
-    works = campaign.plan(first)
-    scores = {}
-    for point in first:
-        if point in campaign.keys:
-            result = campaign.results.read(campaign.keys[point])
-            scores[point] = (result and result.score("dev")) or 0.0
-    return works + campaign.plan(grid.repeat(campaign.study, campaign.settings, scores))
+    points = campaign.search()
+    works = campaign.plan(points)
+    for _ in range(grid.WIDENINGS):
+        wider = campaign.widen(_of_done_cells(campaign, points))
+        if wider:
+            works += campaign.plan(wider)
+            points = [*points, *wider]
+    done = _of_done_cells(campaign, points)
+    others = {point for point in points if point in campaign.keys} - set(done)
+    scores = {point: 0.0 for point in points if point in others}
+    repeated = [*campaign.repeat(done), *grid.repeat(campaign.study, campaign.settings, scores)]
+    return works + campaign.plan(repeated)
+
+
+def _of_done_cells(campaign: Campaign, points: Sequence[Point]) -> list[Point]:
+    """The points of the cells that have a result for each of theirs."""
+    known = [point for point in points if point in campaign.keys]
+    missing = {point.cell for point in known if not campaign.results.has(campaign.keys[point])}
+    return [point for point in known if point.cell not in missing]
 
 
 def _summary(work: Pass, results: list[Result]) -> str:

@@ -171,6 +171,7 @@ class Part:
     tasks: tuple[str, ...] = ()
     not_tasks: tuple[str, ...] = ()  # tasks that, with all their rows, the claim is not about
     sizes: str = "all"
+    least_rows: int = 0  # training rows below which a place is not what the claim is about
     margin: float = 1.0  # the smallest difference that matters
     by: float = 0.0  # for `greater`: by more than this
     terms: tuple[str, ...] = ()
