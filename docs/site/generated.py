@@ -335,6 +335,14 @@ def verdict_counts() -> str:
     return _table(["verdict here", "claims"], [(verdict, str(count)) for verdict, count in counts.items()])
 
 
+def main_comparison() -> str:
+    """The methods against full fine-tuning over all places, as a table and two figures, from the summary."""
+    text = (ROOT / "results/summary.md").read_text("utf-8")
+    found = re.search(r"^### Main comparison\n+(.+?)(?=\n^##)", text, re.M | re.S)
+    assert found is not None, "results/summary.md has no main comparison"
+    return found[1].strip().replace("](figures/", "](../results/figures/")
+
+
 def contradictions() -> str:
     """What in a paper's text disagrees with itself, with another paper or with counted numbers."""
     return _by_paper("contradictions")

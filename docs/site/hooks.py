@@ -4,7 +4,7 @@
   it is for those who read the page in the repository, where nothing is generated: it says where the same is found.
 - `<!-- file: PATH -->` becomes a code block with that file of the repository.
 - A link to a file outside docs/ (`../LOG.md`, `../deploy`) leads to a page that shows this file or folder, so that the
-  same link works in the repository and on the site.
+  same link works in the repository and on the site. A picture outside docs/ is copied to the site.
 - An SVG picture is put into the page itself, its colours as variables, so that it follows the light and dark scheme.
 """
 
@@ -26,6 +26,7 @@ LINK = re.compile(r"\]\((?!\w+:|#|/)([^)#\s]+)(#[^)\s]*)?\)")
 MARK = re.compile(r"^<!-- (generated|file): (\S+) -->$(\n\*.+\*$)?", re.M)
 PICTURE = re.compile(r'<img alt="([^"]*)" src="([^"]+\.svg)"\s*/?>')
 COLOUR = re.compile(r"#[0-9a-f]{6}\b")
+PICTURES = (".png",)
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".conf": "nginx", ".service": "ini"}
 
 
@@ -34,7 +35,7 @@ def on_files(files: Files, config: Any) -> Files:
     waiting = [file for file in files if file.src_uri.endswith(".md")]
     while waiting:
         file = waiting.pop()
-        text = MARK.sub("", file.content_string)
+        text = _filled(file.content_string)
         for target, _ in LINK.findall(text):
             path = _path(file.src_uri, target)
             uri = _uri(path)
@@ -42,6 +43,9 @@ def on_files(files: Files, config: Any) -> Files:
                 continue
             if not (ROOT / path).exists():
                 continue  # left as it is, for MkDocs to complain about
+            if path.endswith(PICTURES):
+                files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
+                continue
             added = File.generated(config, uri, content=_page_of(path))
             files.append(added)
             waiting.append(added)
@@ -52,19 +56,25 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Fill in the generated parts and turn links to the repository into links to its pages."""
     source = page.file.src_uri
 
-    def fill(match: re.Match[str]) -> str:
-        kind, name, _ = match.groups()
-        if kind == "file":
-            return _code_block(ROOT / name)
-        return str(getattr(generated, name.replace("-", "_"))())
-
     def relink(match: re.Match[str]) -> str:
         path = _path(source, match[1])
         if source.startswith(SHOWN) or not path.startswith("docs/"):
             return f"]({posixpath.relpath(_uri(path), posixpath.dirname(source) or '.')}{match[2] or ''})"
         return match[0]
 
-    return MARK.sub(fill, LINK.sub(relink, markdown))
+    return LINK.sub(relink, _filled(markdown))
+
+
+def _filled(markdown: str) -> str:
+    """A page with its generated parts and files."""
+
+    def fill(match: re.Match[str]) -> str:
+        kind, name, _ = match.groups()
+        if kind == "file":
+            return _code_block(ROOT / name)
+        return str(getattr(generated, name.replace("-", "_"))())
+
+    return MARK.sub(fill, markdown)
 
 
 def on_page_content(content: str, page: Any, config: Any, files: Files) -> str:
@@ -93,7 +103,7 @@ def _uri(path: str) -> str:
         return "index.md"
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
-    return f"{SHOWN}/{path}" if path.endswith(".md") else f"{SHOWN}/{path.rstrip('/')}.md"
+    return f"{SHOWN}/{path}" if path.endswith((".md", *PICTURES)) else f"{SHOWN}/{path.rstrip('/')}.md"
 
 
 def _page_of(path: str) -> str:
