@@ -404,11 +404,16 @@ def test_metadata_that_contradicts_its_folder_is_an_error(base, tmp_path):
     "make, message",
     [
         (lambda base: delta_of(base, pool="mean"), "head on mean-pooled states; train with --pool cls"),
+        (
+            lambda base: delta_of(base, pool="pair", columns={"text": "a", "label": "y", "text_pair": "b"}),
+            "head on two texts that are encoded apart; train with --pool cls",
+        ),
         (lambda base: grafted(base, "adapter(4)"), "adapter parameters, which PEFT cannot represent"),
         (
             lambda base: grafted(base, "lora(W_q, 2)", "injected + W_q"),
             "cannot replace the matrix of .*query, which has an adapter",
         ),
+        (lambda base: delta_of(base, select_text="all"), "changes the matrices of all nn.Linear layers"),
     ],
 )
 def test_what_peft_has_no_place_for_is_an_error_and_writes_nothing(base, make, message, tmp_path):
@@ -577,6 +582,8 @@ def test_the_commands_import_and_export(folders, folder, tmp_path, capsys):
     capsys.readouterr()
     assert run(["import", str(tmp_path), "--base", base, "--out", out]) == 4
     assert capsys.readouterr().err == f"bitfit: {tmp_path}: not a PEFT folder: it has no {CONFIG}\n"
+    assert run(["import", str(tmp_path / "nowhere"), "--base", base, "--out", out]) == 4
+    assert capsys.readouterr().err == f"bitfit: {tmp_path / 'nowhere'}: no such folder\n"
     assert run(["export", out, "--peft", "--fold", "--base", base, "--out", str(tmp_path / "b")]) == 2
 
 

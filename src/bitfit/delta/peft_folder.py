@@ -156,7 +156,9 @@ def read_folder(path: Path) -> PeftFolder:
 
 def _settings(path: Path) -> Settings:
     file = path / CONFIG
-    if not path.is_dir() or not file.is_file():
+    if not path.exists():
+        raise DeltaError(f"{path}: no such folder")
+    if not file.is_file():
         raise DeltaError(f"{path}: not a PEFT folder: it has no {CONFIG}")
     try:
         with file.open("rb") as source:

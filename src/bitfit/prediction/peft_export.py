@@ -24,6 +24,7 @@ from ..delta.peft_folder import CONFIG, PREFIX, WEIGHTS
 from ..delta.safefile import ENTRY
 from ..errors import DeltaError
 from ..files import writing_folder
+from ..model.anatomy import PAIR
 from ..model.base import Base
 from ..model.grafts import Place, Target
 from ..model.injection import by_place
@@ -37,7 +38,7 @@ TASK_TYPES = {
     "AutoModelForTokenClassification": "TOKEN_CLS",
     "AutoModelForQuestionAnswering": "QUESTION_ANS",
 }
-INSTEAD = "bitfit export without --peft writes a merged model"
+INSTEAD = "bitfit export without --peft writes a transformers folder"
 
 
 def export_peft(delta: Delta, base: Base, folder: str | Path) -> Path:
@@ -64,6 +65,10 @@ def _require_class(base: Base, model: Model, task: Task) -> None:
         raise DeltaError(f"PEFT has no task type for {task.kind}; {INSTEAD}")
     if model.pool == "mean":
         raise DeltaError(f"PEFT has no head on mean-pooled states; train with --pool cls, or use: {INSTEAD}")
+    if model.pool == PAIR:
+        raise DeltaError(
+            f"PEFT has no head on two texts that are encoded apart; train with --pool cls, or use: {INSTEAD}"
+        )
     if stock_class(base, model, task) is None:
         kind = f"{task.transformers_class} of {base.config.model_type}"
         raise DeltaError(f"the head of {kind} differs from this delta's head; {INSTEAD}")
@@ -174,13 +179,17 @@ class _Adapter:
     def add_nothing(self, base: Base) -> None:
         """Add a vector of zeros: a BEFT folder needs at least one adapted layer."""
         taken = set(self.saved_modules)
+        reason = f"PEFT adapts nn.Linear layers only, and {base.config.model_type} has none"
         for site in base.anatomy.sites:
             module = site.name.removesuffix(".weight")
-            free = site.layer is not None and self.prefix + module not in taken
-            if free and module != site.name and isinstance(base.encoder.get_submodule(module), nn.Linear):
+            inside = site.layer is not None and module != site.name
+            if not inside or not isinstance(base.encoder.get_submodule(module), nn.Linear):
+                continue
+            if self.prefix + module not in taken:
                 self._add_vector(module, torch.zeros(site.shape[0]))
                 return
-        raise DeltaError(f"PEFT adapts nn.Linear layers only, and {base.config.model_type} has none; {INSTEAD}")
+            reason = "the delta changes the matrices of all nn.Linear layers, which leaves none for PEFT to adapt"
+        raise DeltaError(f"{reason}; {INSTEAD}")
 
     def _put(self, name: str, value: Tensor) -> None:
         self.tensors[PREFIX + name] = value.detach().cpu().clone().contiguous()
