@@ -9,6 +9,7 @@ import torch
 from bitfit import train
 from bitfit.bank.bank import Bank
 from bitfit.bank.lanes import lane_of_delta, lane_to_train
+from bitfit.cli.main import run as command
 from bitfit.errors import Interrupted, UsageError
 from bitfit.model.language import select
 from bitfit.model.rows import by_length
@@ -252,6 +253,17 @@ def test_the_history_file_says_when_layers_were_frozen(base, csv_file, monkeypat
         {"step": 12, "frozen_layers": 1},
         {"step": 18, "frozen_layers": 2},
     ]
+
+
+def test_train_and_inspect_say_that_layers_were_frozen(folders, csv_file, tmp_path, monkeypatch, capsys):
+    all_settled(monkeypatch)
+    out = str(tmp_path / "d.safetensors")
+    base = ["--base", str(folders("bert")), "--out", out]
+    options = ["--epochs", "4", "--batch", "5", "--lr", "1e-2", "--autofreeze"]
+    assert command(["train", str(csv_file), *base, *options]) == 0
+    assert "autofreeze: lowest layers frozen: 1 at step 12, 2 at step 18" in capsys.readouterr().out
+    assert command(["inspect", out]) == 0
+    assert "seed 0, autofreeze" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,8 @@ def run(done: Any, target: Path, took: float, base: str | None = None, resumed: 
     if done.story is not None:
         value, interval = score_cells(done.story.expected, metric)
         out.print(f"expected on new data: {metric} {value} ({interval})")
+    if best.trial.autofreeze:
+        out.print(_freezings_in_words(best.history.freezings))
     out.print(f"trained {meta.trained:,} of {meta.total:,} parameters ({share}) in {seconds(took)}{since}")
     out.print(f"wrote {clean(str(target))} ({size(target.stat().st_size)})")
     where = "" if meta.hub or meta.base == DEMO else f" --base {shlex.quote(base or 'FOLDER')}"
@@ -146,7 +148,16 @@ def _settings(trial: Any) -> tuple[str, str, str]:
 
 
 def _trial_in_words(trial: Any) -> str:
-    return "rate {}, batch {}, seed {}".format(*_settings(trial))
+    words = "rate {}, batch {}, seed {}".format(*_settings(trial))
+    return f"{words}, autofreeze" if trial.autofreeze else words
+
+
+def _freezings_in_words(freezings: Sequence[Any]) -> str:
+    """When --autofreeze froze how many layers."""
+    if not freezings:
+        return "autofreeze: no layer settled"
+    steps = [f"{freezing.frozen_layers:,} at step {freezing.step:,}" for freezing in freezings]
+    return f"autofreeze: lowest layers frozen: {', '.join(steps)}"
 
 
 MOST_CLASSES = 12  # in a confusion matrix that is printed
