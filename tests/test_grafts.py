@@ -344,6 +344,17 @@ def test_a_selection_that_trains_nothing_of_a_graft_is_refused(base, csv_file):
         train(csv_file, base, inject="lora(W_q, 2)", select="bias", lr=1e-3)
 
 
+def test_injected_without_inject_says_what_to_add(base, csv_file):
+    with pytest.raises(UsageError, match=r'add parameters first, e.g. --inject "lora'):
+        train(csv_file, base, select="injected", lr=1e-3)
+
+
+@pytest.mark.parametrize("inject", GRAFTED.values())
+def test_the_change_of_a_graft_is_counted_from_its_start(base, csv_file, inject):
+    still = train(csv_file, base, inject=inject, select="injected", lr=1e-9, epochs=1, seed=3).best.delta
+    assert still.change and max(value for row in still.change.values() for value in row if value is not None) < 1e-6
+
+
 def test_counts_and_terms_are_those_of_the_papers(base, folders):
     found = count(base, "injected", inject="lora(W_q + W_v, 2)")
     assert found.selection.count == 2 * 2 * (2 * 16 + 16 * 2)  # two layers, two matrices, A and B

@@ -246,6 +246,12 @@ def test_a_term_the_model_lacks_is_refused_with_those_it_offers() -> None:
     assert message.startswith(
         'b_q + b_pool: this model does not have the term "b_pool" at character 7. It offers: b_q, b_k, b_v'
     )
+    assert "--inject" not in message
+
+
+@pytest.mark.parametrize(("term", "graft"), [("A_q", '"lora(W_q + W_v, 8)"'), ("W_down_m1", '"adapter(64)"')])
+def test_a_term_of_a_graft_that_is_not_added_says_what_adds_it(term: str, graft: str) -> None:
+    assert refusal(GPT2, term).endswith(f"--inject adds it, e.g. --inject {graft}.")
 
 
 # ---- slices of a shared tensor ---------------------------------------------------------------------------------

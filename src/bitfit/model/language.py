@@ -46,6 +46,14 @@ def _error(text: str, at: int, what: str, more: str = "") -> SelectionError:
     return SelectionError(f"{line}: {what} at character {at + 1}.{more}")
 
 
+def _added_by(word: str) -> str:
+    """A hint for a term that only a graft has."""
+    for name, graft in GRAFTS.items():
+        if word in graft.terms:
+            return f' It is a term of {name}: --inject adds it, e.g. --inject "{graft.example}".'
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class _Context:
     """What a parsed text is evaluated on."""
@@ -66,7 +74,7 @@ class _Term:
 
     def select(self, context: _Context) -> Selection:
         if self.word not in context.anatomy.terms:
-            offered = f" It offers: {', '.join(context.anatomy.terms)}."
+            offered = f" It offers: {', '.join(context.anatomy.terms)}.{_added_by(self.word)}"
             raise _error(context.text, self.at, f'this model does not have the term "{self.word}"', offered)
         return of_sites(context.anatomy, lambda site: site.term == self.word)
 

@@ -127,6 +127,8 @@ def check_selection(trial: Trial, chosen: Selection, model: Model, note: Say) ->
     if not chosen and not asks_for_nothing(trial.select):
         lacking = model.base.target.lacking
         hint = "its layers lack biases, and --inject gives them some" if lacking else "see bitfit count BASE"
+        if trial.select == "injected" and not lacking:
+            hint = 'add parameters first, e.g. --inject "lora(W_q + W_v, 8)"'
         raise UsageError(f"--select {trial.select}: selects nothing of this base ({hint})")
     if model.injected:
         if not any(name in chosen for name in model.injected):
