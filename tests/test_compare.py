@@ -15,7 +15,7 @@ import bitfit
 from bitfit.cli.main import run as run_command
 from bitfit.data.examples import Columns, Dataset, Examples
 from bitfit.errors import DataError, Interrupted, UsageError
-from bitfit.report.comparison import judge
+from bitfit.report.comparison import _percent, _points, _possible, judge
 from bitfit.study import compare as module
 from bitfit.study import forecast
 from bitfit.study.compare import Contest, Contestant, prepare_data
@@ -221,6 +221,17 @@ def test_a_budget_cuts_the_comparison_and_says_so(base, monkeypatch):
     assert any("To fit the budget" in note and "2 instead of 3 seeds" in note for note in found.notes)
 
 
+def test_a_comparison_that_its_budget_ended_trains_no_further_seed_when_repeated(base, monkeypatch, tmp_path):
+    monkeypatch.setattr(module.forecast, "speed", lambda _: 1e30)  # everything fits
+    monkeypatch.setattr(module._Run, "_is_late", lambda *_: True)  # but takes longer than that
+    options = {"methods": "layernorm,head", "seeds": 3, "rates": 1, "epochs": 1, "budget": "10m", "out": tmp_path}
+    found = bitfit.compare(reviews_by_column(), base, **options)
+    assert found.contest.extent.seeds == 2 and any("The budget ends here: 2" in note for note in found.notes)
+    monkeypatch.setattr(module._Run, "_is_late", lambda *_: False)
+    again = bitfit.compare(reviews_by_column(), base, **options)
+    assert again.lines == found.lines and any("2 instead of 3 seeds" in note for note in again.notes)
+
+
 @pytest.mark.slow
 def test_by_default_every_method_that_the_base_allows_is_compared(bases):
     quick = {"seeds": 1, "rates": 1, "epochs": 2}
@@ -414,6 +425,15 @@ def test_a_smaller_method_that_costs_at_most_a_point_is_advised():
     many = {"bitfit": [right(3240, 4000)] * 2, "full": [right(3242, 4000)] * 2}
     found = judge(contest(many, 4000))
     assert (found.advice.method, found.advice.sure) == ("bitfit", True)
+
+
+@pytest.mark.parametrize(("metric", "low"), [("accuracy", 0.0), ("matthews", -100.0), ("r2", -200.0)])
+def test_an_interval_has_no_scores_that_the_metric_cannot_have(metric, low):
+    assert _possible((-200.0, 200.0), metric) == (low, 100.0)
+
+
+def test_a_difference_that_rounds_to_zero_has_no_minus():
+    assert (_points(-1e-9), _points(-2.04), _percent(-1e-9)) == ("+0.0", "\N{MINUS SIGN}2.0", "0.0")
 
 
 def test_what_cannot_be_told_apart_is_said():

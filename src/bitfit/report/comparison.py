@@ -32,6 +32,7 @@ from .statistics import LEVEL, Place, alone, holm, place, t_quantile
 TITLE = "Methods compared"
 REFERENCE = "bitfit"
 MARGIN = 1.0  # points that a smaller method may cost and still be advised
+LOWEST = {"matthews": -100.0, "pearson": -100.0, "spearman": -100.0, "r2": -math.inf}  # other scores are never below 0
 NOTE = (
     "Every method has the same rows, seeds, batch size and epochs. Each tries the same number of rates on the first "
     "seed, up to two more if the best is the smallest or largest, and keeps the best on dev rows. The head only is "
@@ -285,7 +286,7 @@ def _line(one: Contestant, against: Difference | None) -> Line:
         rate=one.rate,
         scores=tuple(scores),
         score=mean.effect if mean is not None else None,
-        interval=None if mean is None else _possible(mean.interval),
+        interval=None if mean is None else _possible(mean.interval, first.metric),
         difference=difference.effect if difference is not None else None,
         difference_interval=difference.interval if difference is not None else None,
         p=against.p if against is not None else None,
@@ -300,9 +301,9 @@ def _line(one: Contestant, against: Difference | None) -> Line:
     )
 
 
-def _possible(interval: tuple[float, float] | None) -> tuple[float, float] | None:
-    """An interval cut to scores that there can be; a correlation may be negative."""
-    return None if interval is None else (max(-100.0, interval[0]), min(100.0, interval[1]))
+def _possible(interval: tuple[float, float] | None, metric: str) -> tuple[float, float] | None:
+    """An interval cut to the scores that the metric can have."""
+    return None if interval is None else (max(LOWEST.get(metric, 0.0), interval[0]), min(100.0, interval[1]))
 
 
 def _costs(results: Sequence[Result]) -> list[dict[str, float]]:
@@ -377,13 +378,18 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _points(value: float) -> str:
-    return f"{value:+.1f}".replace("-", "\N{MINUS SIGN}")
+    # `z` writes a difference that rounds to zero as +0.0.
+    return f"{value:+z.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _percent(value: float) -> str:
+    return f"{value:z.1f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _range(interval: tuple[float, float] | None, signed: bool = False) -> str:
     if interval is None:
         return ""
-    low, high = (_points(end) if signed else f"{end:.1f}" for end in interval)
+    low, high = (_points(end) if signed else _percent(end) for end in interval)
     return f"{low} to {high}"
 
 
@@ -426,7 +432,7 @@ def _row(line: Line, comparison: Comparison) -> list[Cell | str]:
     ]
     if line.score is None:
         return [name, Cell("diverged", "", "missing"), "", *costs]
-    score = Cell(f"{line.score:.1f}", _range(line.interval))
+    score = Cell(_percent(line.score), _range(line.interval))
     return [name, score, _difference_cell(line, comparison.reference), *costs]
 
 

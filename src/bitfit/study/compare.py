@@ -244,6 +244,7 @@ class _Run:
         self.notes: list[str] = []
         self.pass_number = 0
         self.timed: set[str] = set()  # methods whose predictions were timed
+        self.extent_key = ""  # of the stored extent: the plan and all rows, before the budget cuts any
         for text in dataset.notes:
             self._note(text)
         self._use(self._open(dataset))
@@ -357,14 +358,18 @@ class _Run:
     def _fitting(self, most: Extent, budget: float) -> Extent:
         """The extent that fits. It is stored in a file, so that a resumed run has the same one."""
         path = self.results.folder / NAME / "extent.json"
-        key = repr((self.plan, self.digest, self.base.fingerprint))
+        self.extent_key = repr((self.plan, self.digest, self.base.fingerprint))
         stored = json.loads(path.read_bytes()) if path.is_file() else {}
-        if stored.get("key") == key:
+        if stored.get("key") == self.extent_key:
             return Extent(**stored["extent"])
         speed = forecast.speed(self.results)
         extent = fit_extent(most, budget, lambda smaller: self._work(smaller, most) / speed)
-        files.replace(path, json.dumps({"key": key, "extent": asdict(extent)}).encode())
+        self._store_extent(extent)
         return extent
+
+    def _store_extent(self, extent: Extent) -> None:
+        text = json.dumps({"key": self.extent_key, "extent": asdict(extent)})
+        files.replace(self.results.folder / NAME / "extent.json", text.encode())
 
     def _work(self, extent: Extent, most: Extent) -> float:
         """The floating-point operations of a comparison; those of a training grow with its rows and epochs."""
@@ -381,8 +386,11 @@ class _Run:
 
     def _estimate(self) -> str:
         """The time of all trainings."""
-        minutes = self._work(self.extent, self.extent) / forecast.speed(self.results) / 60
-        return f"{minutes / 60:.1f} hours" if minutes >= 100 else f"{max(1, round(minutes))} min"
+        seconds = self._work(self.extent, self.extent) / forecast.speed(self.results)
+        if seconds < 120:
+            return f"{max(1, round(seconds))} s"
+        minutes = seconds / 60
+        return f"{minutes / 60:.1f} hours" if minutes >= 100 else f"{round(minutes)} min"
 
     def _say_cut(self, most: Extent, extent: Extent) -> None:
         cut = []
@@ -410,9 +418,10 @@ class _Run:
         searched = self._search()
         chosen = {name: [_best(results)] for name, results in searched.items()}
         for seed in range(1, self.extent.seeds):
-            if seed > 1 and self._is_late(began, chosen):
+            if seed > 1 and self._is_late(began, searched, chosen):
                 self._note(f"The budget ends here: {seed} instead of {self.extent.seeds} seeds.")
                 self.extent = replace(self.extent, seeds=seed)
+                self._store_extent(self.extent)
                 break
             wanted = []
             for method, _ in self.methods:
@@ -421,13 +430,18 @@ class _Run:
             _extend(chosen, self._results(wanted, alone=seed == TIMED_SEED))
         return self._gathered(searched, chosen)
 
-    def _is_late(self, began: float, chosen: Mapping[str, Sequence[Result]]) -> bool:
-        """Whether one more seed would exceed the budget, by what the seeds so far took."""
+    def _is_late(
+        self, began: float, searched: Mapping[str, Sequence[Result]], chosen: Mapping[str, Sequence[Result]]
+    ) -> bool:
+        """Whether one more seed would exceed the budget, by what the seeds so far took, also before a stop."""
         budget = self.plan.budget_seconds
         if budget is None:
             return False
+        trained = 0.0
+        for name, results in chosen.items():
+            trained += sum(result.cost["seconds"] for result in (*searched[name], *results[1:]))
         last = sum(results[-1].cost["seconds"] for results in chosen.values())
-        return time.monotonic() - began + last > budget
+        return max(time.monotonic() - began, trained) + last > budget
 
     def _search(self) -> dict[str, list[Result]]:
         """The results of all rates of every method on the first seed."""
