@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from quality_methods import METHODS, OLD, grouped
+from quality_methods import METHODS, OLD, TASKS, grouped
 from scipy.stats import rankdata
 
 FEW = 32
@@ -23,7 +23,8 @@ READING = """How to read it:
   delivered, on mrpc 300 (0) and sst2 32 (0). There bitfit's row is optimistic; other data sets are the fair test.
 - Pairs: "linear" and "full, three rates" read them as one sequence, "linear on u, v" reads two texts, bitfit tries both
   ways. "full, same recipe" does what bitfit does, with all parameters.
-- Seconds are processor time beside other work on the second core, which makes them up to twice as large.
+- Seconds are processor time, some of it beside other work, which makes it up to three times as large: do not compare
+  columns.
 - The table of scores has means over the draws that each method has. Only the summary and the differences are paired.
 - "full, three rates" trains as many epochs as the default recipe does for the size, "bitfit plain" always five.
 - The hindsight of bitfit's row compares with the mean over folds of the rates that were not chosen. They saw fewer rows
@@ -52,10 +53,14 @@ def report(found: Sequence[Result]) -> str:
         targets([r for r in once if r["size"] <= MOST], [r for r in current if "seed" in r]),
         "## Summary\n",
         *summary(once),
+        "## By number of rows\n",
+        by_rows(once),
         "## Against the linear model, cell by cell\n",
         against(once, "linear"),
         "## Against full fine-tuning with three rates, cell by cell\n",
         against(once, "full, three rates"),
+        "## Against the linear model on both texts of a pair, cell by cell\n",
+        against(once, "linear on u, v"),
         "## Scores\n",
         scores(once),
         "## Seconds of CPU\n",
@@ -195,6 +200,20 @@ def _summary_table(
         known = [value for value in lost if value is not None]
         cells.append(f"{100 * np.mean(known):.2f}" if known else "")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def by_rows(found: Sequence[Result]) -> str:
+    """Mean scores by number of rows, over the tasks that every method of the table has."""
+    names = ("linear", "bitfit", "full, three rates")
+    lines = [f"| | rows | tasks | {' | '.join(names)} |", "|---|---|---|" + "---|" * len(names)]
+    groups: dict[tuple[bool, int], list[dict[str, float]]] = {}
+    for (task, size), means in sorted(_means(found, names).items()):
+        groups.setdefault((TASKS[task].pair is not None, size), []).append(means)
+    for (pairs, size), cells in sorted(groups.items()):
+        scores = [f"{100 * np.mean([cell[name] for cell in cells]):.1f}" for name in names]
+        kind = "pairs" if pairs else "single texts, tags"
+        lines.append(f"| {kind} | {size:,} | {len(cells)} | {' | '.join(scores)} |")
     return "\n".join(lines) + "\n"
 
 
