@@ -526,7 +526,8 @@ def _over_places(
     if not rows:
         return []
     seen = list(chain.from_iterable(estimate.places for estimate in rows.values()))
-    markers = {base: marker for base, marker in _markers(bases).items() if base in {one.base for one in seen}}
+    shown_bases = {one.base for one in seen}
+    markers = {base: marker for base, marker in _markers(bases).items() if base in shown_bases}
     panel, axes = drawing.axes(0.85 + 0.32 * len(rows) + 0.15 * math.ceil(len(markers) / 2))
     low, high = shared_limits([0.0, *(one.effect for one in seen)], 0.12)
     for y, (name, estimate) in enumerate(rows.items()):

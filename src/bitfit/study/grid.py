@@ -245,10 +245,17 @@ def choose(scores: Mapping[Point, float | None], losses: Mapping[Point, float] |
 
 def _on_shared_seeds(by_pair: Mapping[Pair, list[Point]]) -> dict[Pair, list[Point]]:
     """The points of each pair on the seeds that all pairs have; all points where there is no such seed."""
-    shared = set.intersection(*({point.seed for point in points} for points in by_pair.values()))
+    shared = set.intersection(*map(_seeds_of, by_pair.values()))
     if not shared:
         return dict(by_pair)
-    return {pair: [point for point in points if point.seed in shared] for pair, points in by_pair.items()}
+    kept = {}
+    for pair, points in by_pair.items():
+        kept[pair] = [point for point in points if point.seed in shared]
+    return kept
+
+
+def _seeds_of(points: Sequence[Point]) -> set[int]:
+    return {point.seed for point in points}
 
 
 def _mean(points: Sequence[Point], values: Mapping[Point, float]) -> float:

@@ -217,9 +217,7 @@ def _train(
         by_recipe = follows_recipe(plan)
         readings = [recipe.Reading(job, trials)]
         if by_recipe and _may_read_apart(plan, job):
-            readings = _readings_of_pairs(job, trials, plan, size, rows)
-            if len(readings) == 1:
-                note("Each text of a pair is encoded by itself; --pool mean would encode both as one sequence.")
+            readings = _readings_of_pairs(job, trials, plan, size, rows, note)
         groups = []
         for reading in readings:
             groups += passes(reading.trials, plan.lanes)
@@ -361,12 +359,13 @@ def _may_read_apart(plan: Plan, job: Job) -> bool:
 
 
 def _readings_of_pairs(
-    job: Job, trials: list[Resolved], plan: Plan, size: int | None, rows: NodeRows | None
+    job: Job, trials: list[Resolved], plan: Plan, size: int | None, rows: NodeRows | None, note: Say
 ) -> list[recipe.Reading]:
     """The texts one by one; with many rows also as one sequence."""
     apart = job.apart(rows)
     apart_trials = resolve_plan(replace(plan, pool=PAIR), apart, size)
     if recipe.has_few_rows(job.dataset):
+        note("Each text of a pair is encoded by itself; --pool mean would encode both as one sequence.")
         return [recipe.Reading(apart, apart_trials)]
     return [recipe.Reading(job, trials, recipe.TOGETHER), recipe.Reading(apart, apart_trials, recipe.APART)]
 
