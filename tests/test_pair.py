@@ -151,7 +151,7 @@ def test_few_rows_are_read_one_by_one(embedding_base, quick):
 
 
 @pytest.mark.parametrize("better", [TOGETHER, APART])
-def test_with_many_rows_the_better_reading_is_delivered(embedding_base, quick, monkeypatch, better):
+def test_with_many_rows_the_better_reading_is_delivered(embedding_base, quick, tmp_path, monkeypatch, better):
     monkeypatch.setattr("bitfit.training.recipe.FEW", 50)
     monkeypatch.setattr("bitfit.training.plan.FEW", 50)
     choice = recipe._Recipe.choice
@@ -162,7 +162,8 @@ def test_with_many_rows_the_better_reading_is_delivered(embedding_base, quick, m
         return chosen
 
     monkeypatch.setattr(recipe._Recipe, "choice", choice_of)
-    run = bitfit.train(pairs_of(80), embedding_base, quiet=True)
+    run = bitfit.train(pairs_of(80), embedding_base, out=tmp_path / "d.safetensors", quiet=True)
+    assert len(list((tmp_path / "d.run").glob("lr*.jsonl"))) == 3, "a history for each trial"
     candidates = run.story.candidates
     assert [each.reading for each in candidates] == [TOGETHER, TOGETHER, TOGETHER, APART, APART]
     assert [each.lr is None for each in candidates] == [True, False, False, True, False]

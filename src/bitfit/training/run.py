@@ -476,4 +476,5 @@ def _write_histories(outcomes: list[Outcome], folder: Path) -> None:
         trial = outcome.trial
         lines = [{"trial": asdict(trial), "status": outcome.status}, *outcome.history.lines()]
         text = "".join(json.dumps(line) + "\n" for line in lines)
-        files.replace(folder / f"lr{trial.lr!r}-batch{trial.batch}-seed{trial.seed}.jsonl", text.encode())
+        pair = "-pair" if trial.pool == PAIR else ""  # the same rate may also be tried on one sequence
+        files.replace(folder / f"lr{trial.lr!r}-batch{trial.batch}-seed{trial.seed}{pair}.jsonl", text.encode())
