@@ -68,7 +68,8 @@ def made_states(count: int = 60, width: int = 5, classes: int = 3) -> States:
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(count, width, generator=generator)
     targets = (values[:, :classes] + torch.randn(count, classes, generator=generator)).argmax(1)
-    return States(part_of(targets.numpy()), values, torch.zeros(width, dtype=torch.float64), 1.0)
+    nothing = torch.zeros(width, dtype=torch.float64)
+    return States(part_of(targets.numpy()), values, nothing, nothing + 1, torch.zeros(width, 0, dtype=torch.float64))
 
 
 def test_the_solved_head_is_scikit_learns_logistic_regression():

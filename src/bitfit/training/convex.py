@@ -19,10 +19,10 @@ from ..arrays import Array
 from ..bank.bank import Bank
 from ..bank.lanes import Lane, lane_to_train
 from ..data.splits import folds
-from ..model.anatomy import HEAD
+from ..model.anatomy import HEAD, PAIR
 from ..model.resolution import Resolution
 from ..model.selection import Selection
-from ..model.task_model import Model
+from ..model.task_model import RELATION, Model
 from ..tasks import Task
 from .evaluation import outputs
 from .job import Job, Part
@@ -49,9 +49,10 @@ class States:
     """The inputs of the head's last layer for a part of the data, computed with the frozen base."""
 
     part: Part
-    values: Tensor  # one row per output, centred and scaled
+    values: Tensor  # one row per output, centred and scaled; at the end a column per direction
     center: Tensor
-    scale: float
+    scale: Tensor  # one number per input of the layer
+    directions: Tensor  # [inputs, count]: sums of inputs that are penalised less, as inputs of their own
 
     def take(self, examples: Array) -> States:
         """The states of some examples."""
@@ -86,7 +87,8 @@ class LinearHead:
 
     def raw(self, states: States) -> tuple[Tensor, Tensor]:
         """Weight and bias for states that are not centred and scaled."""
-        weight = self.weight / states.scale
+        width = len(states.scale)
+        weight = self.weight[:, :width] / states.scale + self.weight[:, width:] @ states.directions.T
         return weight.float(), (self.bias - weight @ states.center).float()
 
 
@@ -116,10 +118,32 @@ def head_states(job: Job, part: Part, resolution: Resolution, inject: str, seed:
     values[f"{layer}.weight"] = torch.eye(width)
     bank = Bank(probe, [with_values(lane, values)])
     states = torch.from_numpy(outputs(job, bank, [0], part.rows)[0])
+    return scaled(part, states, RELATION if model.pool == PAIR else 1)
+
+
+def scaled(part: Part, states: Tensor, blocks: int = 1) -> States:
+    """States centred, and scaled so that each block of inputs has a mean standard deviation of 1.
+
+    Of the blocks of a pair, the last is u * v. Its mean is the cosine of the two texts: what the encoder was trained
+    for. It becomes a column of its own with as much variance as all inputs together, so that it is hardly penalised.
+    """
+    width = states.shape[1]
     center = states.double().mean(0)
-    scale = float(states.double().std(0).mean()) if len(states) > 1 else 1.0
-    scale = scale if math.isfinite(scale) and scale > 0 else 1.0
-    return States(part, (states - center.float()) / scale, center, scale)
+    scale = _nonzero(states.double().std(0).reshape(blocks, -1).mean(1)).repeat_interleave(width // blocks)
+    centred = states - center.float()
+    directions = torch.zeros(width, 0, dtype=torch.float64)
+    if blocks > 1:
+        cosine = torch.zeros(width, 1, dtype=torch.float64)
+        cosine[-(width // blocks) :] = 1.0
+        deviation = _nonzero((centred.double() @ cosine).std(0))
+        directions = cosine * (math.sqrt(width) / deviation)
+    values = torch.cat([centred / scale.float(), centred @ directions.float()], 1)
+    return States(part, values, center, scale, directions)
+
+
+def _nonzero(deviations: Tensor) -> Tensor:
+    """Standard deviations to divide by: 1 for those that are zero, or unknown because there is one row."""
+    return torch.where(deviations > 0, deviations, 1.0)
 
 
 def with_values(lane: Lane, values: dict[str, Tensor]) -> Lane:
