@@ -1,7 +1,7 @@
 """How good `bitfit train FILE` is with nothing else said, against linear models and full fine-tuning.
 
     python benchmarks/quality.py run --data DIR [--tasks sst2,trec] [--sizes 32,100] [--methods "bitfit;linear"]
-    python benchmarks/quality.py seeds --data DIR [--tasks sst2,trec] [--sizes 100] [--seeds 5]
+    python benchmarks/quality.py seeds --data DIR [--tasks sst2,trec] [--sizes 100] [--seeds 5] [--methods bitfit]
     python benchmarks/quality.py report
 
 A cell is a task, a number of training rows and a draw of them; each method's result on it is one JSON file in
@@ -21,13 +21,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from quality_methods import METHODS, TASKS, Cell, Method, applies, read, seeded
+from quality_methods import METHODS, OLD_DEFAULT, TASKS, Cell, Method, applies, read, seeded
 from quality_report import FEW, SEEDED, Result, report
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "quality"
 SIZES = (32, 100, 300, 1000, 5000)
-DEFAULT_METHODS = [name for name in METHODS if name != "old default"]
+DEFAULT_METHODS = [name for name in METHODS if name != OLD_DEFAULT]
+DEFAULT_SEEDED = [name for name in SEEDED if name != OLD_DEFAULT]
 
 
 def main() -> None:
@@ -47,14 +48,16 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     cells = commands.add_parser("run", help="compute the cells that are missing, small sizes first")
-    cells.add_argument("--methods", type=_methods, default=DEFAULT_METHODS, help="separated by semicolons")
+    cells.set_defaults(methods=DEFAULT_METHODS)
     cells.add_argument("--draws", type=int, help="draws of the training rows (3; 5 with 32 rows)")
     seeds = commands.add_parser("seeds", help="the default and the plain recipe at several seeds, on draw 0")
+    seeds.set_defaults(methods=DEFAULT_SEEDED)
     seeds.add_argument("--seeds", type=int, default=5)
     data = os.environ.get("BITFIT_DATA")
     for command, tasks, sizes in ((cells, list(TASKS), list(SIZES)), (seeds, ["sst2", "trec"], [100])):
         command.add_argument("--data", type=Path, default=data, help="folder of the data ($BITFIT_DATA)")
         command.add_argument("--base", help="folder or hub id (the demo base)")
+        command.add_argument("--methods", type=_methods, help="separated by semicolons")
         command.add_argument("--tasks", type=_names, default=tasks, help="comma-separated")
         command.add_argument("--sizes", type=_numbers, default=sizes, help="comma-separated")
         command.add_argument("--threads", type=int, default=1)
@@ -95,7 +98,7 @@ def run_seeds(args: argparse.Namespace) -> None:
     base = _ready(args)
     for cell in cells(args.tasks, args.sizes, 1):
         for seed in range(1, args.seeds + 1):
-            for method in SEEDED:
+            for method in args.methods:
                 compute(cell, method, seeded(method, seed), args.data, base, seed=seed)
 
 

@@ -392,6 +392,7 @@ def full(source: Source, folder: Path, base: Any) -> dict[str, Any]:
 
 
 OLD = "025b80b"  # before the recipe: random head, four rates, five epochs
+OLD_DEFAULT = "old default"
 Method = Callable[[Source, Path, Any], dict[str, Any]]
 
 
@@ -403,16 +404,16 @@ def _with(**options: Any) -> Method:
 
 
 def _seeded(source: Source, folder: Path, base: Any, seed: int, recipe: str) -> dict[str, Any]:
-    """The default or the plain recipe at another seed. A given `--seed` would turn folds and averages off."""
-    if recipe == "plain":
+    """A recipe at another seed. With the default one, a given `--seed` would turn folds and averages off."""
+    if recipe != "default":
         return trained(source, folder, base, recipe=recipe, seed=seed)
     with mock.patch("bitfit.training.resolved.SEED", seed):
         return trained(source, folder, base)
 
 
 def seeded(method: str, seed: int) -> Method:
-    """`bitfit` or `bitfit plain` at a seed."""
-    recipe = {"bitfit": "default", "bitfit plain": "plain"}[method]
+    """A method of `SEEDED` at a seed. The sources of the commit OLD ignore the name of a recipe."""
+    recipe = {"bitfit": "default", "bitfit plain": "plain", OLD_DEFAULT: "old"}[method]
     return partial(_seeded, seed=seed, recipe=recipe)
 
 
@@ -429,7 +430,7 @@ METHODS: dict[str, Method] = {
     "full, same recipe": _with(select="all"),
     "head alone": _with(select="none"),
     "lora": _with(select="injected", inject="lora(W_q + W_v, 8)"),
-    "old default": _with(),  # run with the sources of the commit OLD
+    OLD_DEFAULT: _with(),  # run with the sources of the commit OLD
 }
 
 

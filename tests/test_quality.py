@@ -70,3 +70,24 @@ def test_a_size_that_a_task_does_not_have_is_left_out(report, monkeypatch, tmp_p
     monkeypatch.setattr(quality, "compute", lambda cell, *others: computed.append(cell.size))
     quality.run(SimpleNamespace(tasks=["sst2"], sizes=[300, 5000], draws=1, methods=["bitfit"], data=tmp_path))
     assert computed == [300]
+
+
+def test_calibration_is_a_mean_over_cells(report):
+    def one(size: int, before: float, after: float, draw: int = 0) -> dict[str, Any]:
+        errors = {"log_loss": after, "calibration_error": after}
+        return result("bitfit", 0.7, size=size, draw=draw, **errors) | {"before": dict.fromkeys(errors, before)}
+
+    found = [one(32, 0.2, 0.1), one(32, 0.4, 0.3, draw=1), one(300, 0.1, 0.0)]
+    assert [row[2] for row in report._calibration(found)] == 2 * ["0.200 before, 0.100 after (2 cells)"]
+
+
+def test_the_spread_over_seeds_stands_beside_that_of_the_old_default(report):
+    found = []
+    for method, spread in (("bitfit", 0.01), ("bitfit plain", 0.02), ("old default", 0.04)):
+        found += [result(method, 0.7, seed=1), result(method, 0.7 + spread, seed=2)]
+    assert report._seed_spread(found)[2] == "sst2 32: 0.71, 1.41, 2.83"
+
+
+def test_tasks_that_no_setting_was_chosen_on_have_a_table(report):
+    page = report.unseen([result("bitfit", 0.7), result("linear", 0.5, task="qqp"), result("bitfit", 0.6, task="qqp")])
+    assert "| qqp | 32 | 50.0 |  | 60.0 |  |" in page and "sst2" not in page
