@@ -72,15 +72,41 @@ def made_states(count: int = 60, width: int = 5, classes: int = 3) -> States:
     return States(part_of(targets.numpy()), values, nothing, nothing + 1, torch.zeros(width, 0, dtype=torch.float64))
 
 
-def test_the_solved_head_is_scikit_learns_logistic_regression():
+@pytest.mark.parametrize("class_weights", ["none", "balanced"])
+def test_the_solved_head_is_scikit_learns_logistic_regression(class_weights):
     from sklearn.linear_model import LogisticRegression
 
     states = made_states()
     strength = 0.1
-    head = solve(Task.of("classification", ("a", "b", "c")), states, strength)
-    peer = LogisticRegression(C=1 / (strength * len(states.values)), tol=1e-8, max_iter=1000)
+    task = Task.of("classification", ("a", "b", "c"))
+    if class_weights == "balanced":
+        task = task.balanced(states.part.examples)
+    head = solve(task, states, strength)
+    weights = None if class_weights == "none" else class_weights
+    peer = LogisticRegression(C=1 / (strength * len(states.values)), tol=1e-8, max_iter=1000, class_weight=weights)
     peer.fit(states.values.numpy(), states.part.targets.numpy())
     np.testing.assert_allclose(head.weight.numpy(), peer.coef_, atol=2e-3)
+
+
+def test_balanced_classes_count_alike_in_the_loss():
+    examples = Examples(["text"] * 4, None, [0, 0, 0, 1], [0, 1, 2, 3])
+    task = Task.of("classification", ("common", "rare")).balanced(examples)
+    losses = task.row_losses(torch.zeros(4, 2), torch.tensor([0, 0, 0, 1]), rows_of(4))
+    assert losses[:3].sum().item() == pytest.approx(losses[3].item())
+    assert losses.mean().item() == pytest.approx(np.log(2))
+
+
+def test_class_weights_are_for_classification_only(base, tmp_path):
+    path = tmp_path / "numbers.csv"
+    path.write_text("text,label\n" + "".join(f"text {i},{i}.5\n" for i in range(20)))
+    with pytest.raises(UsageError, match="--class-weights balanced: regression has no such weights"):
+        prepare(path, base, Plan(class_weights="balanced"), lambda _: None)
+
+
+def test_a_delta_says_that_its_classes_were_weighted(base, csv_file):
+    plain = train(csv_file, base, select="none", quiet=True).best.delta
+    weighted = train(csv_file, base, select="none", class_weights="balanced", quiet=True).best.delta
+    assert plain.meta.trial.class_weights == "none" and weighted.meta.trial.class_weights == "balanced"
 
 
 def test_a_shrunk_head_keeps_its_direction_and_has_small_outputs():

@@ -79,9 +79,10 @@ class Trial:
     prefix_dropout: bool = True
     dropout: str = "on"
     autofreeze: bool = False
+    class_weights: str = "none"
 
 
-ADDED = {"autofreeze": False}
+ADDED = {"autofreeze": False, "class_weights": "none"}
 """Fields of a trial that are written only if they differ from these values, so that finished trials keep their keys."""
 
 

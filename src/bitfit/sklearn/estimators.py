@@ -75,6 +75,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         long: str = "head",
         stride: int | None = None,
         metric: str | None = None,
+        class_weights: str = "none",
         dropout: str = "on",
         data_seed: int = 0,
         lanes: int | None = None,
@@ -101,6 +102,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.long = long
         self.stride = stride
         self.metric = metric
+        self.class_weights = class_weights
         self.dropout = dropout
         self.data_seed = data_seed
         self.lanes = lanes

@@ -48,6 +48,7 @@ class Task(ABC):
     center: float = 0.0  # regression trains on (label - center) / spread, so that the scale of labels does not matter
     spread: float = 1.0
     positive: str | None = None  # the class of two that precision, recall and f1 are computed for
+    class_weights: tuple[float, ...] = ()  # of the classes in the loss; empty: all 1
 
     kind: ClassVar[str]
     reader: ClassVar[type[Reader]]
@@ -100,6 +101,10 @@ class Task(ABC):
     def with_positive(self, label: str) -> Task:
         """The same task with another positive class."""
         raise UsageError(f"--positive {label}: {self.kind} has no positive class; it is for two classes only")
+
+    def balanced(self, examples: Examples) -> Task:
+        """The same task with a loss in which each class counts alike, however few of these rows it has."""
+        raise UsageError(f"--class-weights balanced: {self.kind} has no such weights; they are for classification")
 
     def fitted(self, examples: Examples) -> Task:
         """The same task with what depends on its training examples: the positive class, the scale of labels."""

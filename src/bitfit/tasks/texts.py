@@ -66,6 +66,12 @@ class Classification(Task):
         rarer = 1 if 2 * ones <= len(examples) else 0
         return replace(self, positive=self.labels[rarer])
 
+    def balanced(self, examples: Examples) -> Task:
+        """The same task with a weight for each class: all classes of these rows have the same sum, the mean is 1."""
+        counts = np.bincount(examples.labels, minlength=len(self.labels))
+        weights = len(examples) / (np.count_nonzero(counts) * np.maximum(1, counts))
+        return replace(self, class_weights=tuple(weights.tolist()))
+
     @property
     def positive_class(self) -> int:
         """The number of the positive class; in deltas that do not name it, the last."""
@@ -81,12 +87,15 @@ class Classification(Task):
         return np.asarray(examples.labels, np.int64)
 
     def loss(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
-        """Cross-entropy."""
-        return functional.cross_entropy(logits, targets)
+        """Cross-entropy, weighted by class if there are weights."""
+        if not self.class_weights:
+            return functional.cross_entropy(logits, targets)
+        return self.row_losses(logits, targets, rows).mean()
 
     def row_losses(self, logits: Tensor, targets: Tensor, rows: Rows) -> Tensor:
         """Cross-entropy, text by text."""
-        return functional.cross_entropy(logits, targets, reduction="none")
+        losses = functional.cross_entropy(logits, targets, reduction="none")
+        return losses * losses.new_tensor(self.class_weights)[targets] if self.class_weights else losses
 
     def lacking(self, targets: Array, trained: Array) -> Array:
         """Texts of another class than all those of training."""

@@ -165,6 +165,7 @@ def open_job(
     named: NamedTask | None = None,
     metric: str | None = None,
     positive: str | None = None,
+    class_weights: str = "none",
     max_length: int | None = None,
     stride: int | None = None,
     long: str = HEAD_OF_TEXT,
@@ -179,6 +180,8 @@ def open_job(
     if max_length is None and named is not None and named.max_length:
         max_length = min(named.max_length, base.max_length)
     task = _task(dataset, named, metric, positive, note)
+    if class_weights == "balanced":
+        task = task.balanced(dataset.train)
     chosen_device = pick_device(device)
     base.to(chosen_device).require_clean()
     if long != HEAD_OF_TEXT and dataset.columns.text_pair is not None and not task.by_token:

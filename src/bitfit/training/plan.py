@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DROPOUTS = ("on", "off", "first-tenth")
 RECIPES = ("default", "plain")
+CLASS_WEIGHTS = ("none", "balanced")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 BATCH, SEED, EPOCHS = 8, 0, 5  # the defaults of the options
 FEW = 500  # rows up to which the default recipe holds out every row once, and takes more epochs
@@ -124,6 +125,9 @@ class Plan:
         None, "main metric; the plain recipe picks checkpoint and trial by it (accuracy; spearman for numbers)"
     )
     positive: str | None = _option(None, "the positive class of two, for precision, recall and F1 (the rarer)")
+    class_weights: str = _option(
+        "none", "balanced: each class counts alike in the loss, however few its rows", choices=CLASS_WEIGHTS
+    )
     prefix_dropout: bool = _option(False, "apply dropout also below the lowest trained layer; slower", bool)
     dropout: str = _option("on", "first-tenth: only in the first tenth of each epoch", choices=DROPOUTS)
     autofreeze: bool = _option(False, "freeze layers whose values have settled, from the lowest up; faster", bool)
@@ -157,7 +161,8 @@ class Plan:
             allowed = Option.of(entry).choices
             value = getattr(self, entry.name)
             if allowed and value not in allowed:
-                raise UsageError(f'--{entry.name}: no "{value}".{suggest(str(value), allowed)}')
+                name = entry.name.replace("_", "-")
+                raise UsageError(f'--{name}: no "{value}".{suggest(str(value), allowed)}')
 
     def _check_texts(self) -> None:
         from ..data.decoding import check_encoding
@@ -252,6 +257,7 @@ class SharedOptions(TypedDict, total=False):
     encoding: str | None
     metric: str | None
     positive: str | None
+    class_weights: str
     prefix_dropout: bool
     dropout: str
     autofreeze: bool

@@ -279,7 +279,8 @@ def prepare(
         full = 4 * sum(parameter.numel() for parameter in loaded.encoder.parameters())
         note(f"The base is stored in {loaded.dtype}: {loaded.bytes / 1e6:,.0f} MB, {full / 1e6:,.0f} MB in {FULL}.")
     job = open_job(
-        dataset, loaded, note, named=named, metric=plan.metric, positive=plan.positive,
+        dataset, loaded, note, named=named,
+        metric=plan.metric, positive=plan.positive, class_weights=plan.class_weights,
         max_length=plan.max_length, stride=plan.stride, long=plan.long, pool=plan.pool, device=plan.device, rows=rows,
     )  # fmt: skip
     if follows_recipe(plan) and plan.metric is None and named is None:
