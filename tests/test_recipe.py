@@ -40,7 +40,7 @@ from bitfit.training.evaluation import outputs
 from bitfit.training.explain import Candidate, Curve, Story, calibration, sentences
 from bitfit.training.job import Part, encode_part
 from bitfit.training.plan import Plan, follows_recipe, recipe_epochs
-from bitfit.training.recipe import drop_worst
+from bitfit.training.recipe import _Recipe, drop_worst
 from bitfit.training.run import prepare
 from support import ARCHITECTURES, reviews
 
@@ -770,3 +770,28 @@ def test_no_trial_is_shown_as_the_best_if_the_head_alone_is_delivered(base, tmp_
     assert "bold" not in train(tmp_path, base)._repr_html_()
     monkeypatch.setattr("bitfit.training.recipe._Recipe._frozen_is_better", lambda *_: False)
     assert train(tmp_path, base)._repr_html_().count("bold") == 1
+
+
+@pytest.mark.parametrize(
+    ("pool", "rows", "gain", "head_only"),
+    [
+        ("mean", 20, 1.0, False),  # so few rows cannot tell
+        ("mean", 50, 0.01, False),  # less than half a standard error
+        ("mean", 50, 1.0, True),
+        ("mean", 100, 0.01, True),
+        ("mean", 100, -0.01, False),
+        ("pair", 20, 0.01, True),  # of pairs read one by one the smaller loss decides, however few there are
+        ("pair", 20, -0.01, False),
+    ],
+)
+def test_the_head_only_is_chosen_by_its_loss_and_with_few_rows_by_a_margin(pool, rows, gain, head_only):
+    losses = np.random.default_rng(0).normal(size=rows)
+    losses -= losses.mean()
+    held = np.arange(rows)
+    head = SimpleNamespace(row_losses=losses * 0, known=np.ones(rows, bool))
+    trained = HeldOut(Task.of("classification", ("a", "b")), part_of(np.zeros(rows, np.int64)), np.zeros((rows, 2)))
+    object.__setattr__(trained, "row_losses", losses + gain)
+    recipe = SimpleNamespace(held=held, sample=held, head_only=head, model=SimpleNamespace(pool=pool))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bitfit.training.recipe.replace", lambda same, **_: same)
+        assert _Recipe._frozen_is_better(recipe, trained) is head_only

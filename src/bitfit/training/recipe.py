@@ -29,6 +29,7 @@ from ..bank.bank import Bank
 from ..bank.lanes import Lane
 from ..data.examples import Dataset
 from ..delta.delta import Delta
+from ..model.anatomy import PAIR
 from ..model.task_model import Model
 from .calibration import HeldOut
 from .checkpoint import Store
@@ -56,12 +57,13 @@ from .outcome import Outcome, Scores, describe
 from .plan import FEW, Trial
 from .resolved import Resolved, delta_tensors, passes, start_lane
 
-VERSION = 6  # raised when the recipe is changed so that its deltas differ; benchmarks record it
+VERSION = 7  # raised when the recipe is changed so that its deltas differ; benchmarks record it
 AVERAGED = 2  # trainings whose values are averaged, with few rows
 START = 10.0  # the strength of the penalty on the head that a training starts from
 DROPPED_AFTER = 0.4  # share of the steps after which the worst of three rates or more ends
 # The head alone is delivered if its loss on held-out rows is smaller. With fewer than ENOUGH of them it must be smaller
-# by MARGIN standard errors, because training mostly helps; with fewer than TOO_FEW it is never chosen.
+# by MARGIN standard errors, because training mostly helps; with fewer than TOO_FEW it is never chosen. This does not
+# hold for a pair whose texts are read one by one: their similarity is an input of the head, and few rows hardly add to it.
 TOO_FEW = 30
 ENOUGH = 100
 MARGIN = 0.5
@@ -319,10 +321,11 @@ class _Recipe:
         compared = replace(compared, known=self.head_only.known)  # a sample may lack more classes
         differences = compared.row_losses - self.head_only.row_losses
         rows = len(differences)
+        if rows >= ENOUGH or (rows and self.model.pool == PAIR):
+            return bool(differences.mean() > 0)
         if rows < TOO_FEW:
             return False
-        margin = 0.0 if rows >= ENOUGH else MARGIN * differences.std(ddof=1) / rows**0.5
-        return bool(differences.mean() > margin)
+        return bool(differences.mean() > MARGIN * differences.std(ddof=1) / rows**0.5)
 
     # ---- the delta
 
