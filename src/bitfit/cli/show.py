@@ -149,6 +149,8 @@ def _settings(trial: Any) -> tuple[str, str, str]:
 
 def _trial_in_words(trial: Any) -> str:
     words = "rate {}, batch {}, seed {}".format(*_settings(trial))
+    if trial.class_weights != "none":
+        words += f", {trial.class_weights} classes"
     return f"{words}, autofreeze" if trial.autofreeze else words
 
 
