@@ -63,7 +63,7 @@ START = 10.0  # the strength of the penalty on the head that a training starts f
 DROPPED_AFTER = 0.4  # share of the steps after which the worst of three rates or more ends
 # The head alone is delivered if its loss on held-out rows is smaller. With fewer than ENOUGH of them it must be smaller
 # by MARGIN standard errors, because training mostly helps; with fewer than TOO_FEW it is never chosen. This does not
-# hold for a pair whose texts are read one by one: their similarity is an input of the head, and few rows hardly add to it.
+# hold for a pair read one by one: how similar its texts are is an input of the head, and few rows hardly add to it.
 TOO_FEW = 30
 ENOUGH = 100
 MARGIN = 0.5
