@@ -21,7 +21,7 @@ from bitfit.data.examples import Examples
 from bitfit.data.splits import folds
 from bitfit.errors import Interrupted, UsageError
 from bitfit.model.rows import Rows
-from bitfit.model.task_model import Model
+from bitfit.model.task_model import RELATION, Model
 from bitfit.tasks import KINDS, Task
 from bitfit.tasks.encode import Encoded
 from bitfit.tasks.metrics import ClassScore, Score, score
@@ -34,7 +34,9 @@ from bitfit.training.convex import (
     mean_loss,
     output_layer,
     sampled,
+    scaled,
     solve,
+    strengths,
     with_values,
 )
 from bitfit.training.evaluation import outputs
@@ -243,6 +245,29 @@ def test_rows_of_unknown_classes_do_not_choose_the_strength():
     heads = [solve(task, states.take(split.train), 0.1) for split in splits]
     unseen = [states.take(np.zeros(0, np.int64)), states.take(fair[1].held)]
     assert mean_loss(task, heads, unseen) == mean_loss(task, heads[1:], unseen[1:])
+
+
+def test_a_head_on_few_useless_texts_gives_more_than_one_label():
+    generator = torch.Generator().manual_seed(1)
+    states = replace(made_states(32, 50, 2), values=torch.randn(32, 50, generator=generator))
+    states = replace(states, part=part_of(np.arange(32) % 8 // 5))  # 20 of class 0, 12 of class 1
+    everything = np.arange(32)
+    splits = [Split(np.setdiff1d(everything, held), held) for held in everything.reshape(4, 8)]
+    task = Task.of("classification", ("a", "b"))
+    job: Any = SimpleNamespace(task=task, stop=SimpleNamespace(check=lambda: None))
+    assert set(cross_validated(job, states, splits).head(states).argmax(1).tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "strongest"), [("classification", ("a", "b"), 1.0), ("regression", (), 30.0)]
+)
+def test_labels_have_no_strong_penalty(kind, labels, strongest):
+    assert max(strengths(Task.of(kind, labels), made_states())) == strongest
+
+
+def test_pairs_read_one_by_one_may_have_a_strong_penalty():
+    pairs = scaled(made_states(width=8).part, made_states(width=8).values, RELATION)
+    assert max(strengths(Task.of("classification", ("a", "b", "c")), pairs)) == 30.0
 
 
 def with_a_rare_class(rows: int, seed: int = 0, metric: str = "macro_f1") -> HeldOut:

@@ -28,6 +28,7 @@ from .evaluation import outputs
 from .job import Job, Part
 
 STRENGTHS = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4)  # of the penalty, the strongest first
+STRONGEST_FOR_LABELS = 1.0  # a head with few rows and a stronger penalty gives every text the most frequent label
 WORSE = 2  # the search ends after this many strengths in a row that are worse than the best
 ITERATIONS = 100
 FOLDS = 4
@@ -266,7 +267,7 @@ def cross_validated(job: Job, states: States, splits: Sequence[Split]) -> Soluti
     best_loss, best_strength = math.inf, STRENGTHS[0]
     best_heads: list[LinearHead] = []
     worse = 0
-    for strength in STRENGTHS:
+    for strength in strengths(job.task, states):
         job.stop.check()
         heads = [solve(job.task, some, strength, start) for some, start in zip(seen, starts, strict=True)]
         loss = mean_loss(job.task, heads, held)
@@ -280,6 +281,13 @@ def cross_validated(job: Job, states: States, splits: Sequence[Split]) -> Soluti
             break
     predicted = held_out_outputs(states, splits, best_heads)
     return Solution(solve(job.task, states, best_strength), best_strength, predicted)
+
+
+def strengths(task: Task, states: States) -> list[float]:
+    """The strengths to try. Numbers, and states with an input that is hardly penalised, can do with strong ones."""
+    if not task.labels or states.directions.shape[1] > 0:
+        return list(STRENGTHS)
+    return [strength for strength in STRENGTHS if strength <= STRONGEST_FOR_LABELS]
 
 
 def held_out_outputs(states: States, splits: Sequence[Split], heads: Sequence[LinearHead]) -> Array:

@@ -57,7 +57,7 @@ from .outcome import Outcome, Scores, describe
 from .plan import FEW, Trial
 from .resolved import Resolved, delta_tensors, passes, start_lane
 
-VERSION = 7  # raised when the recipe is changed so that its deltas differ; benchmarks record it
+VERSION = 8  # raised when the recipe is changed so that its deltas differ; benchmarks record it
 AVERAGED = 2  # trainings whose values are averaged, with few rows
 START = 10.0  # the strength of the penalty on the head that a training starts from
 DROPPED_AFTER = 0.4  # share of the steps after which the worst of three rates or more ends
