@@ -31,7 +31,7 @@ READING = """How to read it:
 - The table of scores has means over the draws that each method has. Only the summary and the differences are paired.
 - "full, three rates" trains as many epochs as the default recipe does for the size, "bitfit plain" always five.
 - The hindsight of bitfit's row compares with the mean over folds of the rates that were not chosen. They saw fewer rows
-  than the chosen one, so it is a lower bound.
+  than the chosen one, so it is a lower bound. It is 0 where the head alone was delivered and no rate is better.
 """
 Result = dict[str, Any]
 Row = tuple[str, str, str]
@@ -235,9 +235,11 @@ def unseen(found: Sequence[Result]) -> str:
 
 
 def hindsight(result: Result) -> float | None:
-    """By how much the best trial on the test rows beats the one that was chosen."""
+    """By how much the best trial on the test rows beats what was delivered; 0 if the head alone beats them all."""
     trials = result.get("trials") or []
-    return max(trial["test"] for trial in trials) - result["score"] if len(trials) > 1 else None
+    if len(trials) < 2:
+        return None
+    return max(0.0, max(trial["test"] for trial in trials) - result["score"])
 
 
 def _means(found: Sequence[Result], names: Sequence[str]) -> dict[tuple[str, int], dict[str, float]]:

@@ -49,6 +49,11 @@ def test_the_hindsight_is_the_best_trial_less_the_chosen_one(report):
     assert report.hindsight(result("linear", 0.7)) is None
 
 
+def test_nothing_is_lost_where_the_head_alone_beats_every_trial(report):
+    trials = [{"test": 0.75, "chosen": False}, {"test": 0.7, "chosen": False}]
+    assert report.hindsight(result("bitfit", 0.8, trials=trials)) == 0
+
+
 def test_equal_scores_share_a_rank(report):
     found = [result("linear", 0.6), result("bitfit", 0.7), result("head alone", 0.7)]
     page = "\n".join(report.summary(found))
