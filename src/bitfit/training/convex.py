@@ -28,7 +28,7 @@ from .evaluation import outputs
 from .job import Job, Part
 
 STRENGTHS = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4)  # of the penalty, the strongest first
-STRONGEST_FOR_LABELS = 1.0  # a head with few rows and a stronger penalty gives every text the most frequent label
+STRONGEST_FOR_LABELS = 1.0  # with few rows and a stronger penalty every text gets the most frequent label
 WORSE = 2  # the search ends after this many strengths in a row that are worse than the best
 ITERATIONS = 100
 FOLDS = 4
@@ -284,7 +284,7 @@ def cross_validated(job: Job, states: States, splits: Sequence[Split]) -> Soluti
 
 
 def strengths(task: Task, states: States) -> list[float]:
-    """The strengths to try. Numbers, and states with an input that is hardly penalised, can do with strong ones."""
+    """The strengths to try: all of them for numbers and for pairs read one by one, else none above the bound."""
     if not task.labels or states.directions.shape[1] > 0:
         return list(STRENGTHS)
     return [strength for strength in STRENGTHS if strength <= STRONGEST_FOR_LABELS]
